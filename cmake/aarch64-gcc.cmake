@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Cross build for aarch64 Linux with the distribution's GCC, which brings its own libraries and headers.
+set(CMAKE_SYSTEM_NAME Linux)
+set(CMAKE_SYSTEM_PROCESSOR aarch64)
+set(CMAKE_CXX_COMPILER aarch64-linux-gnu-g++)
+set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
