@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The platform that vLLM runs on where vllm-arm is active: its own CPU platform, with our choices."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import vllm
+from vllm.platforms.cpu import CpuPlatform
+
+from vllm_arm import norm
+from vllm_arm.runtime import environment
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.config.kernel import IrOpPriorityConfig
+
+
+class ArmCpuPlatform(CpuPlatform):  # type: ignore[misc]  # vLLM is not typed for mypy
+    """vLLM's CPU platform on Arm Neoverse.
+
+    It keeps ``_enum = PlatformEnum.CPU``, so that all of vLLM's CPU path stays as it is where we do not override it.
+    """
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
+        """Set the defaults of the CPU path, and what EngineCore and the workers inherit.
+
+        vLLM calls this in the front end and again in EngineCore. Raises ``BindingError`` on a
+        ``VLLM_CPU_OMP_THREADS_BIND`` that this machine cannot do.
+        """
+        environment.bind_threads(vllm_config.parallel_config)
+        environment.preload_libraries(Path(torch.__file__).parent)
+        super().check_and_update_config(vllm_config)
+        environment.drop_bundled_allocator(Path(vllm.__file__).parent)
+
+    @classmethod
+    def import_ir_kernels(cls) -> None:
+        """Register our implementations of vLLM's IR ops beside its own."""
+        super().import_ir_kernels()
+        norm.register()
+
+    @classmethod
+    def get_default_ir_op_priority(cls, vllm_config: "VllmConfig") -> "IrOpPriorityConfig":
+        """Which implementation of each IR op is tried first."""
+        from vllm.config.kernel import IrOpPriorityConfig
+
+        providers = norm.providers(vllm_config)
+        return IrOpPriorityConfig.with_default(["native"], rms_norm=providers, fused_add_rms_norm=list(providers))
