@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+# make setup | demo | test (= test-native + test-arm) | lint | clean
+SHELL := /bin/bash
+VENV ?= .venv
+PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(shell command -v $(p))))
+export HF_HUB_OFFLINE := 1
+export VLLM_NO_USAGE_STATS := 1
+BIN := $(VENV)/bin
+SOURCES := $(shell find csrc cmake tests/cpp -type f) CMakeLists.txt setup.py pyproject.toml
+CLANG_FORMATTED = $(shell git ls-files '*.cpp' '*.h')
+EXTENSION := build/.extension
+ARM_WHEEL := build/aarch64/.wheel
+ARM_CPP_TESTS := build/aarch64-tests/tests/cpp/kernel_tests
+
+.PHONY: setup demo test test-native test-arm arm-root cross-wheel lint clean
+
+setup: $(EXTENSION)
+
+$(VENV)/.requirements: tools/setup_environment.py $(wildcard requirements/*.txt)
+	$(PYTHON) tools/setup_environment.py $(VENV)
+	@touch $@
+
+$(EXTENSION): $(VENV)/.requirements $(SOURCES)
+	@mkdir -p build
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: setup
+	$(BIN)/python -m demo
+
+test: test-native test-arm
+
+test-native: setup
+	PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B build/native-tests -DVLLM_ARM_BUILD_PYTHON=OFF -DVLLM_ARM_BUILD_TESTS=ON >/dev/null
+	PATH="$(abspath $(BIN)):$$PATH" cmake --build build/native-tests --parallel
+	build/native-tests/tests/cpp/kernel_tests
+	$(BIN)/python -m pytest tests --ignore=tests/emulation $(PYTEST_ARGUMENTS)
+
+arm-root: setup
+	$(BIN)/python -m tests.emulation make-root
+
+cross-wheel: $(ARM_WHEEL)
+
+$(ARM_WHEEL): $(EXTENSION) $(shell find vllm_arm -name '*.py' -o -name '*.patch' -o -name series) | arm-root
+	rm -rf build/aarch64 && mkdir -p build/aarch64
+	PATH="$(abspath $(BIN)):$$PATH" VLLM_ARM_CROSS_ROOT=$$($(BIN)/python -m tests.emulation root-path) \
+	  $(BIN)/python -m build --wheel --no-isolation --outdir build/aarch64 . >build/aarch64/log 2>&1 || { cat build/aarch64/log; exit 1; }
+	@touch $@
+
+test-arm: cross-wheel
+	VLLM_ARM_REQUIRE_EMULATION=1 VLLM_ARM_AARCH64_WHEEL=$$(echo build/aarch64/*.whl) \
+	  $(BIN)/python -m pytest tests/emulation $(PYTEST_ARGUMENTS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(CLANG_FORMATTED)
+	$(BIN)/shellcheck $$(git ls-files '*.sh' .ci/run)
+	$(BIN)/hadolint docker/Dockerfile
+
+clean:
+	rm -rf build dist $(VENV) *.egg-info vllm_arm/*.so

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``make demo``: vLLM with vllm-arm, from start to stop."""

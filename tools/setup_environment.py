@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``make setup``: a virtual environment with everything pinned, and the system packages that a build needs.
+
+Uses the standard library only, for it runs before anything is installed.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parent.parent
+REQUIREMENTS = ("core", "vllm", "build", "test", "lint")
+PYTHON_VERSIONS = ((3, 11), (3, 12), (3, 13))
+
+# Debian and Ubuntu packages, each with the file that shows that it is there.
+SYSTEM_PACKAGES = {
+    "g++": ["/usr/bin/g++", "/usr/bin/c++"],
+    "libnuma1": ["/usr/lib/*/libnuma.so.1", "/lib/*/libnuma.so.1"],
+    "doctest-dev": ["/usr/include/doctest/doctest.h"],
+}
+
+
+def fail(message: str) -> None:
+    """End with one line that says what is wrong and what to do."""
+    sys.exit(f"setup: {message}")
+
+
+def missing_packages() -> list[str]:
+    """The packages of SYSTEM_PACKAGES of which no file is there."""
+    return [
+        package
+        for package, files in SYSTEM_PACKAGES.items()
+        if not any(list(Path("/").glob(file.lstrip("/"))) for file in files)
+    ]
+
+
+def install_system_packages() -> None:
+    """Install what is missing with apt where that can be done, otherwise say what to install."""
+    missing = missing_packages()
+    if not missing:
+        return
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        fail(f"these system packages are missing, install them first: {' '.join(missing)}")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    print(f"setup: installing {' '.join(missing)}", flush=True)
+    for command in (
+        ["apt-get", "update", "-qq"],
+        ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing],
+    ):
+        if subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=False).returncode:
+            fail(f"'{' '.join(command)}' failed; install these packages by hand: {' '.join(missing)}")
+
+
+def pip(venv: Path, *arguments: str) -> None:
+    """Run the environment's pip quietly."""
+    command = [str(venv / "bin/python"), "-m", "pip", "--disable-pip-version-check", *arguments]
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if result.returncode:
+        print(result.stdout, file=sys.stderr)
+        fail(f"pip failed: {' '.join(arguments)}")
+
+
+def make_environment(venv: Path) -> None:
+    """Create the virtual environment and install the pinned requirements into it."""
+    if sys.version_info[:2] not in PYTHON_VERSIONS:
+        versions = ", ".join(".".join(map(str, version)) for version in PYTHON_VERSIONS)
+        fail(f"this is Python {sys.version.split()[0]}, expected {versions}: make PYTHON=python3.11")
+    if not (venv / "bin/python").exists():
+        result = subprocess.run([sys.executable, "-m", "venv", str(venv)], capture_output=True, check=False)
+        if result.returncode:
+            fail(f"cannot make {venv}: install the package python3-venv")
+    files = [argument for name in REQUIREMENTS for argument in ("-r", f"requirements/{name}.txt")]
+    # torch's CPU build is not on the public index: TORCH_INDEX names an index that has it.
+    index = os.environ.get("TORCH_INDEX")
+    extra = ["--extra-index-url", index] if index else []
+    print("setup: installing pinned requirements (a minute or two)", flush=True)
+    pip(venv, "install", "--quiet", "--no-deps", *extra, *files)
+    if subprocess.run([str(venv / "bin/python"), "-c", "import torch"], capture_output=True, check=False).returncode:
+        fail(
+            "torch does not load: this index gave a CUDA build. Set TORCH_INDEX to PyTorch's index "
+            "of CPU wheels and run 'make clean setup'"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("venv", type=Path, help="folder of the virtual environment")
+    arguments = parser.parse_args()
+    started = time.monotonic()
+    os.chdir(PROJECT)
+    install_system_packages()
+    make_environment(arguments.venv)
+    print(f"setup: {arguments.venv} is ready after {time.monotonic() - started:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
