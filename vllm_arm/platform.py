@@ -29,7 +29,7 @@ class ArmCpuPlatform(CpuPlatform):  # type: ignore[misc]  # vLLM is not typed fo
         vLLM calls this in the front end and again in EngineCore. Raises ``BindingError`` on a
         ``VLLM_CPU_OMP_THREADS_BIND`` that this machine cannot do.
         """
-        environment.bind_threads(vllm_config.parallel_config)
+        environment.bind_threads(vllm_config)
         environment.preload_libraries(Path(torch.__file__).parent)
         super().check_and_update_config(vllm_config)
         environment.drop_bundled_allocator(Path(vllm.__file__).parent)

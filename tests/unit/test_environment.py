@@ -11,6 +11,7 @@ import pytest
 from vllm_arm.runtime import allocator, environment, openmp
 from vllm_arm.runtime.binding import BIND_VARIABLE, BindingError
 from vllm_arm.runtime.choice import Choice
+from vllm_arm.runtime.topology import LogicalCpu, NumaNode, Topology
 
 MIMALLOC = "/site/lib/libmimalloc.so.3.4"
 
@@ -35,9 +36,10 @@ def torch_directory(tmp_path: Path) -> Path:
     return tmp_path / "site/torch"
 
 
-def parallel(world: int = 1, **settings: object) -> SimpleNamespace:
+def configuration(world: int = 1, **settings: object) -> SimpleNamespace:
     defaults = {"data_parallel_size": 1, "data_parallel_size_local": 1, "data_parallel_rank_local": None}
-    return SimpleNamespace(local_world_size=world, **{**defaults, **settings})
+    parallel_config = SimpleNamespace(local_world_size=world, **{**defaults, **settings})
+    return SimpleNamespace(parallel_config=parallel_config, kv_transfer_config=None)
 
 
 def test_mimalloc_comes_first_and_is_tuned(torch_directory: Path) -> None:
@@ -116,25 +118,25 @@ def test_the_allocator_that_vllm_bundles_is_dropped(tmp_path: Path) -> None:
 
 
 def test_threads_are_bound_once_and_engine_core_keeps_the_plan(caplog: pytest.LogCaptureFixture) -> None:
-    environment.bind_threads(parallel())
+    environment.bind_threads(configuration())
     bound = os.environ[BIND_VARIABLE]
     assert bound
     assert environment.explicit_binding() is None, "our own value is not the user's"
-    environment.bind_threads(parallel())
+    environment.bind_threads(configuration())
     assert os.environ[BIND_VARIABLE] == bound
 
 
 def test_an_explicit_binding_wins() -> None:
     cpu = min(os.sched_getaffinity(0))
     os.environ[BIND_VARIABLE] = f"{cpu}"
-    environment.bind_threads(parallel())
+    environment.bind_threads(configuration())
     assert os.environ[BIND_VARIABLE] == f"{cpu}"
 
 
 def test_an_impossible_binding_is_an_error_that_names_the_variable() -> None:
     os.environ[BIND_VARIABLE] = "0-99999"
     with pytest.raises(BindingError, match=BIND_VARIABLE):
-        environment.bind_threads(parallel())
+        environment.bind_threads(configuration())
 
 
 @pytest.mark.parametrize(
@@ -147,7 +149,7 @@ def test_an_impossible_binding_is_an_error_that_names_the_variable() -> None:
 )
 def test_binding_is_left_to_vllm(variables: dict[str, str], settings: dict[str, object]) -> None:
     os.environ.update(variables)
-    environment.bind_threads(parallel(**settings))
+    environment.bind_threads(configuration(**settings))
     assert BIND_VARIABLE not in os.environ
 
 
@@ -155,3 +157,15 @@ def test_the_chosen_runtime_is_preloaded(torch_directory: Path, monkeypatch: pyt
     monkeypatch.setattr(openmp, "choose", lambda *_: Choice("/usr/lib/libgomp.so.1", "it has LSE atomics"))
     environment.preload_libraries(torch_directory)
     assert os.environ["LD_PRELOAD"].split(":") == [MIMALLOC, "/usr/lib/libgomp.so.1"]
+
+
+def test_a_connector_gets_a_cpu_for_each_rank() -> None:
+    cpus = tuple(LogicalCpu(cpu, cpu, 0, 0) for cpu in range(16))
+    node = NumaNode(0, tuple(range(16)), 1 << 34, (10,))
+    topology = Topology(cpus, (node,), frozenset(range(16)), frozenset({0}))
+    without = environment.plan_threads(2, topology=topology)
+    with_connector = environment.plan_threads(2, transfers_kv_cache=True, topology=topology)
+    assert [len(rank.cpus) for rank in without.ranks] == [7, 7]
+    assert [len(rank.cpus) for rank in with_connector.ranks] == [6, 6]
+    os.environ["VLLM_CPU_NUM_OF_RESERVED_CPU"] = "0"
+    assert [len(rank.cpus) for rank in environment.plan_threads(2, topology=topology).ranks] == [8, 8]

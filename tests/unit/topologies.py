@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Descriptions of real servers, and fake sysfs, procfs and cgroup trees made from them.
 
-Counts of CPUs, nodes and memory are those the vendors publish. Distances, CPU numbering and
-package ids are what such machines typically report; no test relies on more than their order.
+Counts of CPUs, nodes and memory follow the machines' public descriptions; distances, CPU numbering
+and package ids are what such machines typically report, and no test relies on more than their order.
 """
 
 from __future__ import annotations

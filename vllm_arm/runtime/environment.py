@@ -16,7 +16,7 @@ from vllm_arm.runtime.topology import Topology, read_topology
 from vllm_arm.startup import warn_once_in_process_tree
 
 if TYPE_CHECKING:
-    from vllm.config import ParallelConfig
+    from vllm.config import VllmConfig
 
 logger = get_logger(__name__)
 
@@ -95,23 +95,27 @@ def explicit_binding() -> str | None:
     return None if value in ("", AUTO) or value == os.environ.get(_OUR_BINDING) else value
 
 
-def plan_threads(ranks: int, replicas: int = 1, topology: Topology | None = None) -> BindingPlan:
+def plan_threads(
+    ranks: int, replicas: int = 1, *, transfers_kv_cache: bool = False, topology: Topology | None = None
+) -> BindingPlan:
     """Where the threads of ``ranks`` workers of each of ``replicas`` go on this machine, under its environment.
 
-    Raises ``BindingError`` on a value that cannot be, naming the variable.
+    ``transfers_kv_cache`` leaves one more CPU for each rank, for the connector. Raises ``BindingError`` on a value
+    that cannot be, naming the variable.
     """
     reserved = os.environ.get(_RESERVED_CPUS)
+    by_default = 2 * ranks if transfers_kv_cache else None
     return plan_binding(
         topology or read_topology(),
         ranks,
         replicas=replicas,
-        reserved_cpus=int(reserved) if reserved else None,
+        reserved_cpus=int(reserved) if reserved else by_default,
         explicit=explicit_binding(),
         visible_nodes=_visible_nodes(),
     )
 
 
-def bind_threads(parallel_config: "ParallelConfig") -> None:
+def bind_threads(vllm_config: "VllmConfig") -> None:
     """Set ``VLLM_CPU_OMP_THREADS_BIND`` for the workers of this machine, unless the user did.
 
     Raises ``BindingError`` on a user's value that cannot be.
@@ -121,6 +125,7 @@ def bind_threads(parallel_config: "ParallelConfig") -> None:
     if os.environ.get(_SIMULATED_NODES, "0") != "0":
         logger.info("thread binding: left to vLLM, which simulates NUMA nodes")
         return
+    parallel_config = vllm_config.parallel_config
     replicas = 1
     if parallel_config.data_parallel_size > 1:
         replicas = parallel_config.data_parallel_size_local
@@ -128,7 +133,11 @@ def bind_threads(parallel_config: "ParallelConfig") -> None:
             # One server per replica: how many share this machine is not known here.
             logger.info("thread binding: left to vLLM, for each replica has a server of its own")
             return
-    plan = plan_threads(parallel_config.local_world_size, replicas)
+    plan = plan_threads(
+        parallel_config.local_world_size,
+        replicas,
+        transfers_kv_cache=vllm_config.kv_transfer_config is not None,
+    )
     for reason in plan.reasons:
         logger.info("thread binding: %s", reason)
     for warning in plan.warnings:
