@@ -10,7 +10,6 @@ SOURCES := $(shell find csrc cmake tests/cpp -type f) CMakeLists.txt setup.py py
 CLANG_FORMATTED = $(shell git ls-files '*.cpp' '*.h')
 EXTENSION := build/.extension
 ARM_WHEEL := build/aarch64/.wheel
-ARM_CPP_TESTS := build/aarch64-tests/tests/cpp/kernel_tests
 
 .PHONY: setup demo test test-native test-arm arm-root cross-wheel lint clean
 
@@ -42,7 +41,7 @@ arm-root: setup
 cross-wheel: $(ARM_WHEEL)
 
 $(ARM_WHEEL): $(EXTENSION) $(shell find vllm_arm -name '*.py' -o -name '*.patch' -o -name series) | arm-root
-	rm -rf build/aarch64 && mkdir -p build/aarch64
+	rm -rf build/aarch64 build/linux-aarch64 && mkdir -p build/aarch64
 	PATH="$(abspath $(BIN)):$$PATH" VLLM_ARM_CROSS_ROOT=$$($(BIN)/python -m tests.emulation root-path) \
 	  $(BIN)/python -m build --wheel --no-isolation --outdir build/aarch64 . >build/aarch64/log 2>&1 || { cat build/aarch64/log; exit 1; }
 	@touch $@
@@ -51,12 +50,15 @@ test-arm: cross-wheel
 	VLLM_ARM_REQUIRE_EMULATION=1 VLLM_ARM_AARCH64_WHEEL=$$(echo build/aarch64/*.whl) \
 	  $(BIN)/python -m pytest tests/emulation $(PYTEST_ARGUMENTS)
 
-lint: setup
+$(VENV)/.lint: requirements/lint.txt $(VENV)/.requirements
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	@touch $@
+
+lint: setup $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(CLANG_FORMATTED)
-	$(BIN)/shellcheck $$(git ls-files '*.sh' .ci/run)
 	$(BIN)/hadolint docker/Dockerfile
 
 clean:

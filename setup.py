@@ -14,6 +14,7 @@ from pathlib import Path
 
 from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 from setuptools.command.editable_wheel import editable_wheel
@@ -21,10 +22,6 @@ from setuptools.extension import Extension
 
 SOURCE = Path(__file__).resolve().parent
 STARTUP_FILE = "vllm_arm.pth"
-PYTHON_VERSIONS = ((3, 11), (3, 14))
-
-if not PYTHON_VERSIONS[0] <= sys.version_info[:2] < PYTHON_VERSIONS[1]:
-    sys.exit(f"vllm-arm needs Python 3.11, 3.12 or 3.13; this is {sys.version.split()[0]}")
 
 
 class Target:
@@ -125,6 +122,15 @@ class TargetWheel(bdist_wheel):
         return super().get_tag()
 
 
+class TargetBuild(build):
+    """Keeps what is built for another machine apart from what is built for this one."""
+
+    def initialize_options(self) -> None:
+        super().initialize_options()
+        if TARGET.root:
+            self.build_base = "build/linux-aarch64"
+
+
 class BinaryDistribution(Distribution):
     def has_ext_modules(self) -> bool:
         return True
@@ -134,6 +140,7 @@ setup(
     distclass=BinaryDistribution,
     ext_modules=[Extension("vllm_arm._C", []), Extension("vllm_arm._host", [])],
     cmdclass={
+        "build": TargetBuild,
         "build_ext": CMakeBuild,
         "build_py": BuildWithStartupFile,
         "editable_wheel": EditableWithStartupFile,

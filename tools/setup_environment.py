@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
-REQUIREMENTS = ("core", "vllm", "build", "test", "lint")
+REQUIREMENTS = ("core", "vllm", "build", "test")
 PYTHON_VERSIONS = ((3, 11), (3, 12), (3, 13))
 
 # Debian and Ubuntu packages, each with the file that shows that it is there.
@@ -66,9 +66,6 @@ def pip(venv: Path, *arguments: str) -> None:
 
 def make_environment(venv: Path) -> None:
     """Create the virtual environment and install the pinned requirements into it."""
-    if sys.version_info[:2] not in PYTHON_VERSIONS:
-        versions = ", ".join(".".join(map(str, version)) for version in PYTHON_VERSIONS)
-        fail(f"this is Python {sys.version.split()[0]}, expected {versions}: make PYTHON=python3.11")
     if not (venv / "bin/python").exists():
         result = subprocess.run([sys.executable, "-m", "venv", str(venv)], capture_output=True, check=False)
         if result.returncode:
@@ -91,6 +88,8 @@ def main() -> None:
     parser.add_argument("venv", type=Path, help="folder of the virtual environment")
     arguments = parser.parse_args()
     started = time.monotonic()
+    if sys.version_info[:2] not in PYTHON_VERSIONS:
+        fail(f"this is Python {sys.version.split()[0]}, expected 3.11, 3.12 or 3.13: make PYTHON=python3.11")
     os.chdir(PROJECT)
     install_system_packages()
     make_environment(arguments.venv)

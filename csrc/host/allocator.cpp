@@ -2,16 +2,33 @@
 #include "host/allocator.h"
 
 #include <dlfcn.h>
+#include <link.h>
 
 #include <cstddef>
 
 namespace vllm_arm {
+namespace {
 
-std::string malloc_library() {
-  void* symbol = dlsym(RTLD_DEFAULT, "malloc");
+// dl_iterate_phdr's callback: stores in `result` the name of the library if it defines malloc itself, and then stops.
+int take_if_it_defines_malloc(dl_phdr_info* library, std::size_t, void* result) {
+  if (library->dlpi_name == nullptr || *library->dlpi_name == '\0') return 0;
+  void* handle = dlopen(library->dlpi_name, RTLD_LAZY | RTLD_NOLOAD);
+  if (handle == nullptr) return 0;
+  void* symbol = dlsym(handle, "malloc");
+  dlclose(handle);
   Dl_info info;
-  if (symbol == nullptr || dladdr(symbol, &info) == 0 || info.dli_fname == nullptr) return {};
-  return info.dli_fname;
+  if (symbol == nullptr || dladdr(symbol, &info) == 0 || std::string(library->dlpi_name) != info.dli_fname) return 0;
+  *static_cast<std::string*>(result) = library->dlpi_name;
+  return 1;
+}
+
+}  // namespace
+
+// The first in the loader's order that defines it: the address of malloc alone can be the executable's own stub.
+std::string malloc_library() {
+  std::string name;
+  dl_iterate_phdr(take_if_it_defines_malloc, &name);
+  return name;
 }
 
 std::optional<MimallocStatistics> mimalloc_statistics() {

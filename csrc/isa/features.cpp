@@ -5,15 +5,20 @@
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
 #include <sys/prctl.h>
+
+#include <fstream>
 #endif
 
 namespace vllm_arm {
 namespace {
 
 #if defined(__aarch64__)
-std::uint64_t read_midr() {
-  std::uint64_t midr;
-  asm("mrs %0, MIDR_EL1" : "=r"(midr));  // the kernel answers for user space where HWCAP_CPUID is set
+// From sysfs, or from the register, for which the kernel answers where HWCAP_CPUID is set.
+std::uint64_t read_midr(bool has_cpuid) {
+  std::ifstream file("/sys/devices/system/cpu/cpu0/regs/identification/midr_el1");
+  std::uint64_t midr = 0;
+  if (file >> std::hex >> midr) return midr;
+  if (has_cpuid) asm("mrs %0, MIDR_EL1" : "=r"(midr));
   return midr;
 }
 
@@ -33,7 +38,7 @@ Features detect() {
     const int length = prctl(PR_SVE_GET_VL);
     features.sve_bytes = length < 0 ? 0 : static_cast<std::uint32_t>(length & PR_SVE_VL_LEN_MASK);
   }
-  if (hwcap & HWCAP_CPUID) features.midr = read_midr();
+  features.midr = read_midr(hwcap & HWCAP_CPUID);
   return features;
 }
 #else

@@ -2,6 +2,7 @@
 """The op rms_norm, every variant that this CPU can run, against float64; and its place in vLLM's IR."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -124,6 +125,7 @@ def test_torch_compile_traces_the_ops() -> None:
         torch.testing.assert_close(actual, wanted)
 
 
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="readelf, of binutils, is not installed")
 def test_the_library_needs_no_python_and_no_aten() -> None:
     library = Path(ops.__file__).with_name("_C.so")
     dynamic = subprocess.run(["readelf", "-dW", library], capture_output=True, text=True, check=True).stdout

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``vllm serve`` with vllm-arm active, as an OpenAI client and the operating system see it."""
+
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import psutil
+import pytest
+
+from demo.server import Server
+from tests.integration.serving import EAGER, FORCED, READY_SECONDS, TRAINED_MODEL, library_names, minor_faults
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("serve") / "server.log"
+    with Server(TRAINED_MODEL, log, arguments=EAGER, environment=FORCED) as running:
+        running.wait_until_ready(READY_SECONDS)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as connected:
+        yield connected
+
+
+def complete(client: openai.OpenAI, prompt: str, tokens: int = 24) -> str:
+    answer = client.completions.create(model=str(TRAINED_MODEL), prompt=prompt, max_tokens=tokens, temperature=0)
+    return answer.choices[0].text
+
+
+def test_the_plugin_is_active_and_its_variables_are_known(server: Server) -> None:
+    log = server.log.read_text()
+    assert "Platform plugin vllm_arm is activated" in log
+    assert "Unknown vLLM environment variable" not in log
+    assert "rms_norm=['vllm_arm', 'native']" in log
+    assert "libtcmalloc is not found" not in log
+
+
+def test_a_chat_request_is_answered(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=str(TRAINED_MODEL),
+        messages=[{"role": "user", "content": "What does `os.path.join` do?"}],
+        max_tokens=64,
+        temperature=0,
+    )
+    content = answer.choices[0].message.content
+    assert content
+    assert re.search(r"[A-Za-z]{3}", content), "words, as the model was trained on"
+
+
+def test_a_completion_continues_code(client: openai.OpenAI) -> None:
+    text = complete(client, "class Stack:\n    def __init__(self):\n        self.")
+    assert text.strip()
+    assert complete(client, "class Stack:\n    def __init__(self):\n        self.") == text, "greedy is repeatable"
+
+
+def test_an_answer_is_streamed(client: openai.OpenAI) -> None:
+    prompt = "import os\nimport "
+    events = list(
+        client.completions.create(model=str(TRAINED_MODEL), prompt=prompt, max_tokens=24, temperature=0, stream=True)
+    )
+    assert len(events) > 1
+    assert "".join(event.choices[0].text for event in events) == complete(client, prompt)
+
+
+@pytest.mark.parametrize("name", ["EngineCore", "Worker"])
+def test_mimalloc_and_one_openmp_runtime_are_mapped(server: Server, name: str) -> None:
+    names = library_names(server.process_named(name))
+    assert [library for library in names if library.startswith("libmimalloc")]
+    assert not [library for library in names if "tcmalloc" in library]
+    runtimes = [library for library in names if re.match(r"lib(gomp|omp|iomp)", library)]
+    assert len(runtimes) == 1, runtimes
+
+
+def test_the_worker_is_bound_to_its_cpus(server: Server) -> None:
+    bound = re.search(r"local_rank=0, core ids=\[([\d, ]+)\]", server.log.read_text())
+    assert bound
+    cpus = {int(cpu) for cpu in bound[1].split(",")}
+    assert set(server.process_named("Worker").cpu_affinity()) <= cpus
+
+
+def test_a_warm_worker_hardly_faults(server: Server, client: openai.OpenAI) -> None:
+    worker = server.process_named("Worker")
+    prompt = "x = 1\n" * 200
+    complete(client, prompt)
+    before = minor_faults(worker)
+    complete(client, prompt)
+    assert minor_faults(worker) - before < 500
+
+
+def test_kill_9_of_the_server_leaves_no_process_and_no_shared_memory(tmp_path: Path) -> None:
+    shared_memory = set(Path("/dev/shm").iterdir())
+    with Server(TRAINED_MODEL, tmp_path / "server.log", arguments=EAGER, environment=FORCED) as running:
+        running.wait_until_ready(READY_SECONDS)
+        processes = running.processes()
+        assert len(processes) >= 3
+        psutil.Process(running.pid).send_signal(signal.SIGKILL)
+        started = time.monotonic()
+        # By itself: before anybody cleans up after it.
+        _, alive = psutil.wait_procs(processes, timeout=40)
+        assert not alive, f"still alive after {time.monotonic() - started:.0f} s"
+        assert "is gone: shutting down" in running.log.read_text()
+    assert set(Path("/dev/shm").iterdir()) <= shared_memory
