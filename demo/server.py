@@ -73,7 +73,6 @@ class Server:
         self._arguments = arguments
         self._environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
-        self._shared_memory: set[Path] = set()
 
     def __enter__(self) -> Self:
         command = [
@@ -150,7 +149,7 @@ class Server:
         """End the server: by SIGTERM, then by SIGKILL, and remove what it left in /dev/shm."""
         if self._process is None:
             return
-        self._note_shared_memory()
+        shared_memory = self.shared_memory()
         if self.is_running():
             self._process.terminate()
         _, alive = psutil.wait_procs(self.processes(), timeout=_STOP_SECONDS)
@@ -158,17 +157,19 @@ class Server:
             process.kill()
         psutil.wait_procs(alive, timeout=_STOP_SECONDS)
         self._process.wait()
-        for path in self._shared_memory:
+        for path in shared_memory:
             path.unlink(missing_ok=True)
 
-    def _note_shared_memory(self) -> None:
+    def shared_memory(self) -> set[Path]:
+        """The files in /dev/shm that the server's processes map."""
+        found: set[Path] = set()
         for process in self.processes():
             try:
-                maps = process.memory_maps(grouped=True)
+                paths = {Path(mapped.path) for mapped in process.memory_maps(grouped=True)}
             except psutil.Error:
                 continue
-            paths = {Path(mapped.path) for mapped in maps}
-            self._shared_memory |= {path for path in paths if path.parent == _SHARED_MEMORY}
+            found |= {path for path in paths if path.parent == _SHARED_MEMORY and path.exists()}
+        return found
 
     def _lines(self) -> list[str]:
         try:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The platform that vLLM runs on where vllm-arm is active: its own CPU platform, with our choices."""
 
+import multiprocessing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,12 +9,17 @@ import torch
 import vllm
 from vllm.platforms.cpu import CpuPlatform
 
+import vllm_arm
 from vllm_arm import norm
+from vllm_arm.logs import get_logger
 from vllm_arm.runtime import environment
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.config.kernel import IrOpPriorityConfig
+
+
+logger = get_logger(__name__)
 
 
 class ArmCpuPlatform(CpuPlatform):  # type: ignore[misc]  # vLLM is not typed for mypy
@@ -29,6 +35,8 @@ class ArmCpuPlatform(CpuPlatform):  # type: ignore[misc]  # vLLM is not typed fo
         vLLM calls this in the front end and again in EngineCore. Raises ``BindingError`` on a
         ``VLLM_CPU_OMP_THREADS_BIND`` that this machine cannot do.
         """
+        if multiprocessing.parent_process() is None:
+            logger.info("vllm-arm %s is active; 'vllm-arm doctor' shows what it does", vllm_arm.__version__)
         environment.bind_threads(vllm_config)
         environment.preload_libraries(Path(torch.__file__).parent)
         super().check_and_update_config(vllm_config)
