@@ -15,8 +15,8 @@ ARM_WHEEL := build/aarch64/.wheel
 
 setup: $(EXTENSION)
 
-$(VENV)/.requirements: tools/setup_environment.py $(wildcard requirements/*.txt)
-	$(PYTHON) tools/setup_environment.py $(VENV)
+$(VENV)/.requirements: tools/setup_environment.py tools/system_packages.py $(wildcard requirements/*.txt)
+	@$(PYTHON) tools/setup_environment.py $(VENV)
 	@touch $@
 
 $(EXTENSION): $(VENV)/.requirements $(SOURCES)
@@ -36,6 +36,7 @@ test-native: setup
 	$(BIN)/python -m pytest tests --ignore=tests/emulation $(PYTEST_ARGUMENTS)
 
 arm-root: setup
+	@$(PYTHON) tools/system_packages.py emulation
 	$(BIN)/python -m tests.emulation make-root
 
 cross-wheel: $(ARM_WHEEL)

@@ -1,58 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``make setup``: a virtual environment with everything pinned, and the system packages that a build needs.
+"""``make setup``: the system packages that a build needs, and a virtual environment with everything pinned.
 
 Uses the standard library only, for it runs before anything is installed.
 """
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import system_packages
+
 PROJECT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ("core", "vllm", "build", "test")
 PYTHON_VERSIONS = ((3, 11), (3, 12), (3, 13))
-
-# Debian and Ubuntu packages, each with the file that shows that it is there.
-SYSTEM_PACKAGES = {
-    "g++": ["/usr/bin/g++", "/usr/bin/c++"],
-    "libnuma1": ["/usr/lib/*/libnuma.so.1", "/lib/*/libnuma.so.1"],
-    "doctest-dev": ["/usr/include/doctest/doctest.h"],
-}
 
 
 def fail(message: str) -> None:
     """End with one line that says what is wrong and what to do."""
     sys.exit(f"setup: {message}")
-
-
-def missing_packages() -> list[str]:
-    """The packages of SYSTEM_PACKAGES of which no file is there."""
-    return [
-        package
-        for package, files in SYSTEM_PACKAGES.items()
-        if not any(list(Path("/").glob(file.lstrip("/"))) for file in files)
-    ]
-
-
-def install_system_packages() -> None:
-    """Install what is missing with apt where that can be done, otherwise say what to install."""
-    missing = missing_packages()
-    if not missing:
-        return
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        fail(f"these system packages are missing, install them first: {' '.join(missing)}")
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    print(f"setup: installing {' '.join(missing)}", flush=True)
-    for command in (
-        ["apt-get", "update", "-qq"],
-        ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing],
-    ):
-        if subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=False).returncode:
-            fail(f"'{' '.join(command)}' failed; install these packages by hand: {' '.join(missing)}")
 
 
 def pip(venv: Path, *arguments: str) -> None:
@@ -91,7 +59,7 @@ def main() -> None:
     if sys.version_info[:2] not in PYTHON_VERSIONS:
         fail(f"this is Python {sys.version.split()[0]}, expected 3.11, 3.12 or 3.13: make PYTHON=python3.11")
     os.chdir(PROJECT)
-    install_system_packages()
+    system_packages.install("build")
     make_environment(arguments.venv)
     print(f"setup: {arguments.venv} is ready after {time.monotonic() - started:.0f} s", flush=True)
 

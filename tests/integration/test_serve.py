@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``vllm serve`` with vllm-arm active, as an OpenAI client and the operating system see it."""
 
+import json
 import re
 import signal
 import time
@@ -95,6 +96,21 @@ def test_a_warm_worker_hardly_faults(server: Server, client: openai.OpenAI) -> N
     before = minor_faults(worker)
     complete(client, prompt)
     assert minor_faults(worker) - before < 500
+
+
+def test_a_compiled_model_runs_our_norm(client: openai.OpenAI, tmp_path: Path) -> None:
+    """As on Arm, where the kernel beats generated code; here the portable one has to be asked for."""
+    ours = ["vllm_arm", "native"]
+    priority = json.dumps({"ir_op_priority": {"rms_norm": ours, "fused_add_rms_norm": ours}})
+    arguments = ("--max-model-len", "1024", "--kernel-config", priority)
+    with Server(TRAINED_MODEL, tmp_path / "server.log", arguments=arguments, environment=FORCED) as running:
+        running.wait_until_ready(READY_SECONDS)
+        log = running.log.read_text()
+        assert "rms_norm=['vllm_arm', 'native']" in log
+        assert "DYNAMO_TRACE_ONCE" in log
+        with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none") as compiled:
+            prompt = "import os\n\ndef main():\n    "
+            assert complete(compiled, prompt, 8) == complete(client, prompt, 8)
 
 
 def test_kill_9_of_the_server_leaves_no_process_and_no_shared_memory(tmp_path: Path) -> None:

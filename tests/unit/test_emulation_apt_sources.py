@@ -18,6 +18,7 @@ ONE_LINE = """
 deb-src http://source.example/debian bookworm main
 deb [arch=amd64 signed-by=/usr/share/keyrings/x.gpg] https://tool.example/apt tool-bookworm main
 deb http://updates.example/debian-security bookworm-security main
+deb http://partial.example/debian bookworm contrib
 deb http://mirror.example/debian bookworm-updates main contrib # a remark
 """
 DEB822 = """
@@ -30,6 +31,11 @@ Components: main
 Enabled: no
 Types: deb
 URIs: http://off.example/debian
+Suites: trixie
+Components: main
+
+Types: deb-src
+URIs: http://source.example/debian
 Suites: trixie
 Components: main
 
@@ -56,11 +62,12 @@ def test_one_line_style() -> None:
     assert [source.uri for source in sources] == [
         "https://tool.example/apt",
         "http://updates.example/debian-security",
+        "http://partial.example/debian",
         "http://mirror.example/debian",
     ]
-    assert sources[2].suites == ("bookworm-updates",)
-    assert sources[2].components == ("main", "contrib")
-    assert [source.is_debian_mirror() for source in sources] == [False, False, True]
+    assert sources[3].suites == ("bookworm-updates",)
+    assert sources[3].components == ("main", "contrib")
+    assert [source.is_debian_mirror() for source in sources] == [False, False, False, True]
 
 
 def test_deb822_style() -> None:

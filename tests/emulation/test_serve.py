@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``vllm serve`` on the emulated Arm server, with the same greedy tokens as on this machine."""
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from transformers import AutoTokenizer
+
+import vllm_arm
+from demo.server import Server, free_port
+from tests.emulation.conftest import GUEST_TESTS
+from tests.emulation.guest import ArmRoot
+from tests.integration.serving import EAGER, FORCED, READY_SECONDS, TRAINED_MODEL
+from tests.models.perplexity import held_out_token_windows
+
+# Many short answers: after a different token, what follows cannot be compared.
+PROMPTS, PROMPT_TOKENS, TOKENS = 40, 16, 24
+# Where the native run's two best logits are nearer than this, rounding may decide.
+NEAR_TIE = 0.05
+DIFFERENT_TOKENS = 0.01
+EMULATED_READY_SECONDS = 900
+GUEST_MODEL = f"{GUEST_TESTS}/models/tiny-llama"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The tokens of a greedy completion, and by how much each beat the second best (in nats)."""
+
+    tokens: list[str]
+    margins: list[float]
+
+
+def greedy_answers(url: str, model: str, timeout: float) -> list[Answer]:
+    """The completions of the held-out prompts, asked for in one request so that they run as one batch."""
+    tokenizer = AutoTokenizer.from_pretrained(TRAINED_MODEL)
+    response = httpx.post(
+        f"{url}/v1/completions",
+        json={
+            "model": model,
+            "prompt": held_out_token_windows(tokenizer, PROMPTS, PROMPT_TOKENS),
+            "max_tokens": TOKENS,
+            "temperature": 0,
+            "logprobs": 2,
+            "ignore_eos": True,
+            "return_tokens_as_token_ids": True,
+        },
+        timeout=timeout,
+    )
+    response.raise_for_status()
+    answers = []
+    for choice in response.json()["choices"]:
+        best_two = [sorted(top.values(), reverse=True)[:2] for top in choice["logprobs"]["top_logprobs"]]
+        answers.append(Answer(choice["logprobs"]["tokens"], [best - second for best, second in best_two]))
+    return answers
+
+
+def wait_until_ready(url: str, is_running: Callable[[], bool], log: Path, timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        assert is_running(), log.read_text()[-4000:]
+        try:
+            if httpx.get(f"{url}/health", timeout=10).status_code == httpx.codes.OK:
+                return
+        except httpx.TransportError:
+            time.sleep(1)
+    pytest.fail(f"not ready after {timeout} s: {log.read_text()[-4000:]}")
+
+
+@contextmanager
+def emulated_server(
+    arm_server: ArmRoot, log: Path, cpu: str, command: Sequence[str] = ("vllm", "serve")
+) -> Iterator[str]:
+    """``vllm serve`` in the guest; gives its address, which is on the host's loopback."""
+    port = free_port()
+    arguments = ("--host", "127.0.0.1", "--port", str(port), *EAGER, "--max-num-batched-tokens", "1024")
+    with log.open("w") as output:
+        process = arm_server.popen(
+            [*command, GUEST_MODEL, *arguments],
+            cpu=cpu,
+            # Log probabilities go through torch.compile even in eager mode, and the guest has no compiler.
+            env={"VLLM_CPU_KVCACHE_SPACE": "1", "TORCHDYNAMO_DISABLE": "1"},
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        wait_until_ready(url, lambda: process.poll() is None, log, EMULATED_READY_SECONDS)
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+def mapped_libraries() -> list[set[str]]:
+    """What each process that has torch and runs in the guest maps, by path in the guest."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            paths = {mapping.path for mapping in process.memory_maps(grouped=True)}
+        except (psutil.Error, OSError):
+            continue
+        if any("qemu-aarch64" in path for path in paths) and any("libtorch_cpu" in path for path in paths):
+            found.append({re.sub(r".*?(/(?:usr|opt)/)", r"\1", path) for path in paths})
+    return found
+
+
+def test_greedy_tokens_are_those_of_this_machine(arm_server: ArmRoot, tmp_path: Path) -> None:
+    with Server(TRAINED_MODEL, tmp_path / "native.log", arguments=EAGER, environment=FORCED) as native:
+        native.wait_until_ready(READY_SECONDS)
+        expected = greedy_answers(native.url, str(TRAINED_MODEL), timeout=120)
+    with emulated_server(arm_server, tmp_path / "emulated.log", cpu="v2") as url:
+        libraries = mapped_libraries()
+        actual = greedy_answers(url, GUEST_MODEL, timeout=900)
+
+    log = (tmp_path / "emulated.log").read_text()
+    assert f"vllm-arm {vllm_arm.__version__} is active" in log
+    assert "rms_norm=['vllm_arm', 'native']" in log
+    with_mimalloc = [paths for paths in libraries if any("libmimalloc" in path for path in paths)]
+    assert len(with_mimalloc) >= 2, "EngineCore and the worker"
+    for paths in with_mimalloc:
+        runtimes = {path for path in paths if "libgomp" in path}
+        assert len(runtimes) == 1, runtimes
+        assert "torch" not in runtimes.pop(), "the one with LSE atomics"
+
+    compared = 0
+    different = 0
+    for wanted, given in zip(expected, actual, strict=True):
+        for position, (token, other) in enumerate(zip(wanted.tokens, given.tokens, strict=True)):
+            compared += 1
+            if token != other:
+                assert wanted.margins[position] < NEAR_TIE, (position, token, other)
+                different += 1
+                break
+    print(f"{different} of {compared} tokens differ, each at a near tie")
+    assert compared >= PROMPTS
+    assert different <= DIFFERENT_TOKENS * compared
