@@ -31,12 +31,16 @@ def values(stage: list[Instruction], instruction: str) -> list[str]:
     return [step["value"] for step in stage if step["instruction"] == instruction]
 
 
+def commands(stage: list[Instruction], name: str) -> list[str]:
+    """The shell commands of the stage's RUN steps that begin with ``name``."""
+    every = [command.strip() for step in values(stage, "RUN") for command in step.split("&&")]
+    return [command for command in every if command.startswith(name)]
+
+
 def test_the_system_packages_exist(runtime: list[Instruction], arm_root: ArmRoot) -> None:
-    (step,) = [value for value in values(runtime, "RUN") if "apt-get install" in value]
-    packages = re.findall(r"install\s+-y --no-install-recommends ([^&]+)", step)[0].split()
-    known = subprocess.run(
-        ["apt-cache", "pkgnames"], capture_output=True, text=True, check=True
-    ).stdout.split()
+    (step,) = commands(runtime, "apt-get install")
+    packages = [word for word in step.split()[2:] if not word.startswith("-")]
+    known = subprocess.run(["apt-cache", "pkgnames"], capture_output=True, text=True, check=True).stdout.split()
     assert set(packages) <= set(known)
     # What vLLM and torch load at run time is in the server that the other tests run on.
     for package, library in (("libgomp1", "libgomp.so.1"), ("libnuma1", "libnuma.so.1")):
@@ -45,7 +49,7 @@ def test_the_system_packages_exist(runtime: list[Instruction], arm_root: ArmRoot
 
 
 def test_the_python_packages_are_those_of_the_server(runtime: list[Instruction]) -> None:
-    steps = [value for value in values(runtime, "RUN") if value.startswith("pip install")]
+    steps = commands(runtime, "pip install")
     pinned = re.findall(r"-r /opt/requirements/(\S+)", steps[0])
     assert pinned == ["core.txt", "vllm.txt"]
     assert all((REPOSITORY / "requirements" / name).is_file() for name in pinned)
@@ -53,18 +57,19 @@ def test_the_python_packages_are_those_of_the_server(runtime: list[Instruction])
 
 
 def test_it_serves_as_a_user_and_is_healthy(runtime: list[Instruction], arm_server: ArmRoot, tmp_path: Path) -> None:
-    (useradd,) = [value for value in values(runtime, "RUN") if value.startswith("useradd")]
+    (useradd,) = commands(runtime, "useradd")
     (user,) = values(runtime, "USER")
     (directory,) = values(runtime, "WORKDIR")
     (port,) = values(runtime, "EXPOSE")
     entry_point = json.loads(values(runtime, "ENTRYPOINT")[0])
     health = json.loads(values(runtime, "HEALTHCHECK")[0].rpartition("CMD")[2])
-    assert user == "vllm"
-    assert useradd.endswith(f" {user}")
+    user_id, group_id = user.split(":")
+    assert f"--uid {user_id} " in useradd, "the user that is made is the one that runs"
 
-    as_user = f"setpriv --reuid={user} --regid={user} --init-groups env HOME={directory}"
+    as_user = f"setpriv --reuid={user_id} --regid={group_id} --clear-groups env HOME={directory}"
     log = tmp_path / "server.log"
-    prologue = ["sh", "-ec", f'PATH=$PATH:/usr/sbin; {useradd}; cd {directory}; {as_user} vllm-arm doctor; exec {as_user} "$@"', "entrypoint"]
+    steps = f'PATH=$PATH:/usr/sbin; {useradd}; cd {directory}; {as_user} vllm-arm doctor; exec {as_user} "$@"'
+    prologue = ["sh", "-ec", steps, "entrypoint"]
     with emulated_server(arm_server, log, cpu="v2", command=[*prologue, *entry_point]) as url:
         served_port = url.rpartition(":")[2]
         assert any(f":{port}/" in part for part in health), "the health check asks the port that is exposed"
