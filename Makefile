@@ -30,7 +30,7 @@ demo: setup
 test: test-native test-arm
 
 test-native: setup
-	PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B build/native-tests -DVLLM_ARM_BUILD_PYTHON=OFF -DVLLM_ARM_BUILD_TESTS=ON >/dev/null
+	PATH="$(abspath $(BIN)):$$PATH" cmake -G Ninja -S . -B build/native-tests -DVLLM_ARM_BUILD_PYTHON=OFF -DVLLM_ARM_BUILD_TESTS=ON >/dev/null
 	PATH="$(abspath $(BIN)):$$PATH" cmake --build build/native-tests --parallel
 	build/native-tests/tests/cpp/kernel_tests
 	$(BIN)/python -m pytest tests --ignore=tests/emulation $(PYTEST_ARGUMENTS)
