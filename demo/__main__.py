@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import click
-from openai import AsyncOpenAI, OpenAI
+from openai import APIConnectionError, AsyncOpenAI, OpenAI
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -90,6 +90,17 @@ async def measure(url: str, model: str, requests: int, concurrency: int, tokens:
     return table
 
 
+def wait(server: Server) -> None:
+    """Wait until the server answers, showing its last log line and the seconds."""
+    started = time.monotonic()
+    with console.status("starting vllm serve") as status:
+        server.wait_until_ready(
+            READY_SECONDS,
+            lambda line: status.update(f"{time.monotonic() - started:4.0f} s  {line[: console.width - 12]}"),
+        )
+    console.print(f"vllm serve answers at {server.url} after {time.monotonic() - started:.0f} s")
+
+
 def show_process(server: Server) -> None:
     """Show by inspection that mimalloc and one OpenMP runtime are in the worker."""
     worker = server.process_named("Worker")
@@ -115,24 +126,18 @@ def main(model: Path, port: int | None, requests: int, concurrency: int, tokens:
     arguments = ("--max-model-len", "2048") + (() if compiled else ("--enforce-eager",))
     try:
         with Server(model, LOG, port=port, arguments=arguments, environment=environment) as server:
-            started = time.monotonic()
-            with console.status("starting vllm serve") as status:
-                server.wait_until_ready(
-                    READY_SECONDS,
-                    lambda line: status.update(f"{time.monotonic() - started:4.0f} s  {line[: console.width - 12]}"),
-                )
-            console.print(f"vllm serve answers at {server.url} after {time.monotonic() - started:.0f} s")
-            show_process(server)
-            with OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
-                ask(client, str(model))
-            console.print(asyncio.run(measure(server.url, str(model), requests, concurrency, tokens)))
+            wait(server)
+            try:
+                show_process(server)
+                with OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+                    ask(client, str(model))
+                console.print(asyncio.run(measure(server.url, str(model), requests, concurrency, tokens)))
+            except (APIConnectionError, ServerError) as error:
+                if server.is_running():
+                    raise
+                raise ServerError(f"the server is gone: {error} (see {LOG})") from None
     except ServerError as error:
         raise click.ClickException(str(error)) from None
-    except Exception as error:
-        # A request that fails because the server is gone says so in one line; anything else is a defect.
-        if "server" in locals() and not server.is_running():
-            raise click.ClickException(f"the server is gone: {error} (see {LOG})") from None
-        raise
     console.print("the server is stopped")
 
 

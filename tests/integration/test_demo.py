@@ -6,8 +6,10 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -44,6 +46,39 @@ def test_a_model_that_vllm_cannot_load_is_one_line(tmp_path: Path) -> None:
     assert result.returncode == 1
     assert result.stderr.startswith("Error: the server ended while starting: ")
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["starting", "answering"])
+def test_kill_9_of_the_server_leaves_nothing(moment: str) -> None:
+    shared_memory: set[str] = set()
+    command = [sys.executable, "-m", "demo", "--requests", "100000", "--tokens", "256"]
+    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        if moment == "answering":
+            # Said between the first request and the benchmark.
+            assert any(line.startswith("streaming") for line in running.stdout)
+        server = wait_for_server(running.pid, least=4 if moment == "answering" else 3)
+        family = [server, *server.children(recursive=True)]
+        for process in family:
+            shared_memory |= {m.path for m in process.memory_maps(grouped=True) if m.path.startswith("/dev/shm/")}
+        server.kill()
+        _, errors = running.communicate(timeout=120)
+    assert running.returncode == 1
+    assert errors.startswith("Error: the server ") and errors.count("\n") == 1, errors
+    assert not [process for process in family if process.is_running()]
+    assert not [path for path in shared_memory if Path(path).exists()]
+
+
+def wait_for_server(parent: int, least: int) -> psutil.Process:
+    """The demo's ``vllm serve``, once it and its descendants are ``least`` processes."""
+    deadline = time.monotonic() + 200
+    while time.monotonic() < deadline:
+        for child in psutil.Process(parent).children():
+            if "serve" in child.cmdline() and 1 + len(child.children(recursive=True)) >= least:
+                return child
+        time.sleep(0.2)
+    pytest.fail(f"no server with {least} processes below the demo")
 
 
 def test_an_unsupported_python_is_one_line(tmp_path: Path) -> None:
