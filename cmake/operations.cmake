@@ -29,7 +29,7 @@ function(vllm_arm_operation name folder)
       "${VLLM_ARM_OPERATION_ROWS} X(${name}, VLLM_ARM_${upper}_VARIANTS)" PARENT_SCOPE)
 endfunction()
 
-vllm_arm_operation(rms_norm norm portable neon)
+vllm_arm_operation(rms_norm norm portable neon bf16)
 
 file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/generated/operations.h CONTENT
 "// Generated from cmake/operations.cmake.

@@ -211,6 +211,25 @@ TEST_CASE("NaN stays visible, and zeros stay zeros") {
   });
 }
 
+TEST_CASE("a NaN in a float32 weight stays one in bf16, whatever its payload") {
+  for_each_runnable_variant([](vllm_arm::RmsNormKernel kernel) {
+    for (const std::uint32_t bits : {0x7fffffffU, 0xffffffffU, 0x7f800001U}) {
+      Tensor<BFloat16> input({1, 1, 19, 0});
+      fill(input, [] { return 1.0F; });
+      std::vector<float> weight(19, vllm_arm::bits_to_float(bits));
+      RmsNormArguments arguments{};
+      arguments.input = arguments.output = input.data();
+      arguments.weight = weight.data();
+      arguments.rows_per_group = 1;
+      arguments.hidden_size = 19;
+      arguments.type = ScalarType::bfloat16;
+      arguments.weight_type = ScalarType::float32;
+      kernel(arguments, 0, 1);
+      for (std::int64_t i = 0; i < 19; ++i) CHECK(std::isnan(vllm_arm::to_float(input.at(0, i))));
+    }
+  });
+}
+
 TEST_CASE("large and small magnitudes do not overflow before fp32 does") {
   for_each_runnable_variant([](vllm_arm::RmsNormKernel kernel) {
     for (const float value : normalise_one<BFloat16>(kernel, std::vector<float>(24, 1e18F))) {
