@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# make setup | demo | test (= test-native + test-arm) | lint | clean
+# make setup | demo | test (= test-native + test-arm) | cycles | cycles-check | lint | clean
 SHELL := /bin/bash
 VENV ?= .venv
 PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(shell command -v $(p))))
@@ -10,8 +10,10 @@ SOURCES := $(shell find csrc cmake tests/cpp -type f) CMakeLists.txt setup.py py
 CLANG_FORMATTED = $(shell git ls-files '*.cpp' '*.h')
 EXTENSION := build/.extension
 ARM_WHEEL := build/aarch64/.wheel
+CYCLES_OPTIONS = $(if $(OP),--op $(OP)) $(if $(CASE),--case $(CASE)) $(if $(IMPL),--impl $(IMPL)) \
+  $(foreach core,$(CORE),--core $(core)) $(if $(SUBSET),--subset $(SUBSET))
 
-.PHONY: setup demo test test-native test-arm arm-root cross-wheel lint clean
+.PHONY: setup demo test test-native test-arm arm-root cross-wheel cycles cycles-check lint clean
 
 setup: $(EXTENSION)
 
@@ -29,7 +31,7 @@ demo: setup
 
 test: test-native test-arm
 
-test-native: setup
+test-native: setup $(VENV)/.bench
 	PATH="$(abspath $(BIN)):$$PATH" cmake -G Ninja -S . -B build/native-tests -DVLLM_ARM_BUILD_PYTHON=OFF -DVLLM_ARM_BUILD_TESTS=ON >/dev/null
 	PATH="$(abspath $(BIN)):$$PATH" cmake --build build/native-tests --parallel
 	build/native-tests/tests/cpp/kernel_tests
@@ -47,9 +49,19 @@ $(ARM_WHEEL): $(EXTENSION) $(shell find vllm_arm -name '*.py' -o -name '*.patch'
 	  $(BIN)/python -m build --wheel --no-isolation --outdir build/aarch64 . >build/aarch64/log 2>&1 || { cat build/aarch64/log; exit 1; }
 	@touch $@
 
-test-arm: cross-wheel
+test-arm: cross-wheel $(VENV)/.bench
 	VLLM_ARM_REQUIRE_EMULATION=1 VLLM_ARM_AARCH64_WHEEL=$$(echo build/aarch64/*.whl) \
 	  $(BIN)/python -m pytest tests/emulation $(PYTEST_ARGUMENTS)
+
+$(VENV)/.bench: requirements/bench.txt $(VENV)/.requirements
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	@touch $@
+
+cycles: cross-wheel $(VENV)/.bench
+	VLLM_ARM_AARCH64_WHEEL=$$(echo build/aarch64/*.whl) $(BIN)/python -m benchmarks.neoverse run $(CYCLES_OPTIONS)
+
+cycles-check: cross-wheel $(VENV)/.bench
+	VLLM_ARM_AARCH64_WHEEL=$$(echo build/aarch64/*.whl) $(BIN)/python -m benchmarks.neoverse check $(CYCLES_OPTIONS)
 
 $(VENV)/.lint: requirements/lint.txt $(VENV)/.requirements
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<

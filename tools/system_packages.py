@@ -24,8 +24,11 @@ PACKAGES = {
         "arch-test": "/usr/bin/arch-test",
         "clang-19": "/usr/bin/clang++-19",
         "g++-aarch64-linux-gnu": "/usr/bin/aarch64-linux-gnu-g++",
+        "gcc": "/usr/bin/gcc",
         "lld-19": "/usr/bin/ld.lld-19",
+        "llvm-19": "/usr/bin/llvm-mca-19",
         "mmdebstrap": "/usr/bin/mmdebstrap",
+        "qemu-user": "/usr/bin/qemu-aarch64",
         "qemu-user-static": "/usr/bin/qemu-aarch64-static",
     },
 }
