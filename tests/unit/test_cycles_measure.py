@@ -138,7 +138,7 @@ def test_variants_come_from_the_builds_list(tmp_path: Path) -> None:
 
 def test_options_narrow_the_selection() -> None:
     selection = choose("norm", "llama_decode_1", "vllm_arm", ["V1"])
-    assert [job.label for job in selection.jobs] == ["vllm_arm/portable", "vllm_arm/neon"]
+    assert [job.label for job in selection.jobs] == ["vllm_arm/portable", "vllm_arm/neon", "vllm_arm/bf16"]
     assert [core.name for core in selection.cores] == ["V1"]
 
 
