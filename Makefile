@@ -29,7 +29,8 @@ $(EXTENSION): $(VENV)/.requirements $(SOURCES)
 demo: setup
 	$(BIN)/python -m demo
 
-test: test-native test-arm
+# On an Arm machine the native tests are the tests on Arm.
+test: test-native $(if $(filter x86_64,$(shell uname -m)),test-arm)
 
 test-native: setup $(VENV)/.bench
 	PATH="$(abspath $(BIN)):$$PATH" cmake -G Ninja -S . -B build/native-tests -DVLLM_ARM_BUILD_PYTHON=OFF -DVLLM_ARM_BUILD_TESTS=ON >/dev/null
