@@ -12,14 +12,13 @@ if TYPE_CHECKING:
 
 PROVIDER = "vllm_arm"
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_MAXIMUM_DIMENSIONS = 3
 
 
 def _supports(x: torch.Tensor, weight: torch.Tensor | None, variance_size: int | None) -> bool:
     return (
         variance_size is None
         and x.dtype in _DTYPES
-        and x.dim() <= _MAXIMUM_DIMENSIONS
+        and x.dim() <= ops.MAXIMUM_DIMENSIONS
         and x.stride(-1) == 1
         and (weight is None or weight.dtype in (x.dtype, torch.float32))
     )

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 
 _LIBRARY = Path(__file__).with_name("_C.so")
-_MAXIMUM_DIMENSIONS = 3
+MAXIMUM_DIMENSIONS = 3
+"""The most that the kernels take without a copy; see RowLayout in csrc/norm/rms_norm.h."""
 
 
 def _load() -> None:
@@ -43,7 +44,7 @@ def rms_norm(input: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -
     and rounded once. Returns a contiguous tensor of ``input``'s shape and dtype. Raises ``RuntimeError`` naming the
     argument on anything else.
     """
-    flat = input if input.dim() <= _MAXIMUM_DIMENSIONS else input.flatten(0, -2)
+    flat = input if input.dim() <= MAXIMUM_DIMENSIONS else input.flatten(0, -2)
     output = torch.empty(flat.shape, dtype=flat.dtype, device=flat.device)
     torch.ops.vllm_arm.rms_norm(output, flat, weight, epsilon)
     return output.view(input.shape)
