@@ -47,6 +47,18 @@ def check_model(model: Path) -> None:
         raise ServerError(f"no model at {model}: expected a folder with config.json")
 
 
+def session_processes(leader: int) -> list[psutil.Process]:
+    """Every living process of the session that process ``leader`` started, wherever their parents are."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (ProcessLookupError, PermissionError, psutil.Error):
+            continue
+    return found
+
+
 class Server:
     """``vllm serve MODEL`` on the loopback, in a process group of its own.
 
@@ -111,14 +123,7 @@ class Server:
 
     def processes(self) -> list[psutil.Process]:
         """Every living process of the server: those of its session, wherever their parents are."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if os.getsid(process.pid) == self.pid and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-            except (ProcessLookupError, PermissionError, psutil.Error):
-                continue
-        return found
+        return session_processes(self.pid)
 
     def process_named(self, name: str) -> psutil.Process:
         """The one process whose title holds ``name``: ``EngineCore`` or ``Worker``."""

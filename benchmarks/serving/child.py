@@ -18,6 +18,7 @@ import psutil
 
 from benchmarks.serving import worker
 from benchmarks.serving.workload import SEED, Workload
+from demo.server import session_processes
 
 PROJECT = Path(__file__).resolve().parents[2]
 Progress = Callable[[str, int, int], None]
@@ -166,7 +167,7 @@ def _started(command: Sequence[str], environment: Mapping[str, str]) -> Iterator
 
 def _end_session(process: subprocess.Popen[str]) -> None:
     """End every process of the session, wherever their parents are. Those of one that ended by itself may finish."""
-    members = _session(process.pid)
+    members = session_processes(process.pid)
     if process.poll() is None:
         for member in members:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -177,14 +178,3 @@ def _end_session(process: subprocess.Popen[str]) -> None:
             member.kill()
     psutil.wait_procs(alive, timeout=_STOP_SECONDS)
     process.wait()
-
-
-def _session(leader: int) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except (ProcessLookupError, PermissionError, psutil.Error):
-            continue
-    return found
