@@ -115,5 +115,5 @@ def test_kernels_of_one_case(tmp_path: Path) -> None:
 def test_mimalloc_speeds_an_mlp_up() -> None:
     comparison = allocator.compare(pairs=5)
     assert comparison.page_faults("mimalloc") * 50 < comparison.page_faults("glibc")
-    # Well below what benchmarks/README.md shows, since other work on the machine moves CPU time too.
-    assert comparison.speed_up() >= 1.1
+    # 1.36 to 1.48 over many runs, with and without other work on the machine.
+    assert comparison.speed_up() >= 1.3
