@@ -1,39 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only door to the kernels: loads the library, documents each op, and gives torch.compile what it needs.
-
-Importing this module loads the library into torch, and raises ``ImportError`` where it is missing.
-
-Each function here allocates its outputs and calls the op of the same name in ``torch.ops.vllm_arm``, which runs the
-kernel variant that ``_host.select_isa`` picks for this CPU (see ``VLLM_ARM_ISA``).
-"""
-
-from pathlib import Path
+"""RMSNorm."""
 
 import torch
 
-_LIBRARY = Path(__file__).with_name("_C.so")
+from vllm_arm.ops.library import register_mutating_fakes
+
 MAXIMUM_DIMENSIONS = 3
 """The most that the kernels take without a copy; see RowLayout in csrc/norm/rms_norm.h."""
 
-
-def _load() -> None:
-    if not _LIBRARY.exists():
-        raise ImportError(f"{_LIBRARY} is missing: this vllm-arm was installed without its extension")
-    torch.ops.load_library(str(_LIBRARY))
-    # Ops that write into their arguments and return nothing have nothing to compute on fake tensors.
-    for name in ("rms_norm", "fused_add_rms_norm"):
-        torch.library.register_fake(f"vllm_arm::{name}", lambda *_: None)
-
-
-_load()
-
-
-def active_isa(operation: str) -> str:
-    """The kernel variant that ``operation`` runs on this CPU, for instance ``"neon"``.
-
-    Raises ``RuntimeError`` on an unknown op, and where ``VLLM_ARM_ISA`` names a variant that this CPU cannot run.
-    """
-    return str(torch.ops.vllm_arm.active_isa(operation))
+register_mutating_fakes("rms_norm", "fused_add_rms_norm")
 
 
 def rms_norm(input: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The only door to the kernels: loads the library, documents each op, and gives torch.compile what it needs.
+
+Importing this package loads the library into torch, and raises ``ImportError`` where it is missing. Each family of ops
+has a module here; its functions run the kernel variant that ``_host.select_isa`` picks for this CPU (see
+``VLLM_ARM_ISA``).
+"""
+
+import torch
+
+from vllm_arm.ops.norm import MAXIMUM_DIMENSIONS, fused_add_rms_norm, rms_norm
+
+__all__ = ["MAXIMUM_DIMENSIONS", "active_isa", "fused_add_rms_norm", "rms_norm"]
+
+
+def active_isa(operation: str) -> str:
+    """The kernel variant that ``operation`` runs on this CPU, for instance ``"neon"``.
+
+    Raises ``RuntimeError`` on an unknown op, and where ``VLLM_ARM_ISA`` names a variant that this CPU cannot run.
+    """
+    return str(torch.ops.vllm_arm.active_isa(operation))
