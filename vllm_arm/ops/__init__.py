@@ -8,9 +8,18 @@ has a module here; its functions run the kernel variant that ``_host.select_isa`
 
 import torch
 
+from vllm_arm.ops.attention import paged_attention, schedule_attention, write_kv_cache
 from vllm_arm.ops.norm import MAXIMUM_DIMENSIONS, fused_add_rms_norm, rms_norm
 
-__all__ = ["MAXIMUM_DIMENSIONS", "active_isa", "fused_add_rms_norm", "rms_norm"]
+__all__ = [
+    "MAXIMUM_DIMENSIONS",
+    "active_isa",
+    "fused_add_rms_norm",
+    "paged_attention",
+    "rms_norm",
+    "schedule_attention",
+    "write_kv_cache",
+]
 
 
 def active_isa(operation: str) -> str:

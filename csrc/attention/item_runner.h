@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+// The attention of one work item, by the arithmetic of an engine: the algorithm that all variants share. It is online
+// softmax (Milakov and Gimelshein, 2018) over tiles of keys, as in FlashAttention (Dao, 2022), in base 2.
+//
+// An Engine is a type of static functions for one element type and one order of elements in the panels:
+//   group_rows(rows)        rows that are in work together, of an item of that many; at most kMaximumGroupRows
+//   pack_query              rows of the query into the engine's order
+//   scores                  logits of a group and some panels of keys, and the largest of each row
+//   transform               applies the scale (in base 2) and the soft cap to logits
+//   logit                   the logit of a row and key
+//   maxima                  the largest logit of each row
+//   exp2                    2^x of a few values
+//   weights                 2^(scale * logit - maximum) in the engine's order, and the sums of each row
+//   accumulate              adds weights times values to the outputs of a group
+//   copy_values             a panel of values whose last tokens are not valid, with these zeroed
+//   write_row               a row of the outputs of a group times a factor, in the type of the destination
+// All are in an anonymous namespace: every file that includes this has its own copy, for its own instruction set.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "attention/paged_attention.h"
+
+namespace vllm_arm {
+namespace {
+
+constexpr float kLog2E = 1.44269504088896340736F;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr std::int64_t kMaximumTilePanels = kMaximumTileKeys / kPanelTokens;
+
+// What is already in the outputs of a group before weights times values are added.
+enum class Accumulate : std::uint8_t { first, keep, rescale };
+
+// Some panels of keys and values, one after another in their sequence. The scales are of each token, for int8 only.
+struct Panels {
+  const char* const* keys;
+  const char* const* values;
+  const float* key_scales;
+  const float* value_scales;
+  std::int64_t count;
+
+  Panels from(std::int64_t first, std::int64_t some) const {
+    const auto skip = [&](const float* scales) { return scales == nullptr ? nullptr : scales + first * kPanelTokens; };
+    return {keys + first, values + first, skip(key_scales), skip(value_scales), some};
+  }
+};
+
+template <typename Engine>
+class ItemRunner {
+ public:
+  ItemRunner(const PagedAttentionArguments& arguments, char* scratch)
+      : arguments_(arguments), cache_(arguments.cache), head_size_(arguments.cache.head_size) {
+    const std::int64_t rows_bytes = kMaximumItemRows * head_size_ * 4;
+    query_ = scratch;
+    output_ = reinterpret_cast<float*>(scratch + rows_bytes);
+    logits_ = reinterpret_cast<float*>(scratch + 2 * rows_bytes);
+    weights_ = reinterpret_cast<char*>(logits_ + kMaximumGroupRows * kMaximumTileKeys);
+    values_ = weights_ + kMaximumGroupRows * kMaximumTileKeys * 4;
+  }
+
+  void run(const WorkItem& item) {
+    item_ = &item;
+    rows_ = item.row_end - item.row_begin;
+    group_rows_ = Engine::group_rows(rows_);
+    begin();
+    const std::int64_t tile = tile_keys();
+    for (std::int64_t key = item.key_begin / kPanelTokens * kPanelTokens; key < item.key_end; key += tile) {
+      const Panels panels = find_panels(key, std::min<std::int64_t>(key + tile, item.key_end));
+      for (std::int64_t row = 0; row < rows_; row += group_rows_) attend(row, key, panels);
+    }
+    if (item.partial_row < 0) {
+      write_output();
+    } else {
+      write_partial();
+    }
+  }
+
+ private:
+  // Where many rows share them, a tile's keys and values should stay in the first-level cache.
+  std::int64_t tile_keys() const {
+    if (rows_ <= group_rows_) return kMaximumTileKeys;
+    constexpr std::int64_t kTileElements = 128 * 128;
+    const std::int64_t keys = kTileElements / head_size_ / kPanelTokens * kPanelTokens;
+    return std::clamp(keys, 2 * kPanelTokens, kMaximumTileKeys);
+  }
+
+  std::int64_t group_end(std::int64_t row) const { return std::min(row + group_rows_, rows_); }
+  char* query_of(std::int64_t row) const { return query_ + row * head_size_ * 4; }
+  float* output_of(std::int64_t row) const { return output_ + row * head_size_; }
+
+  // Ranges of keys, query and statistics of all rows.
+  void begin() {
+    const std::int64_t group_size = arguments_.group_size();
+    const std::int64_t first_token = arguments_.batch.query_starts[item_->sequence];
+    const char* sources[kMaximumItemRows];
+    for (std::int64_t row = 0; row < rows_; ++row) {
+      const std::int64_t token = (item_->row_begin + row) / group_size;
+      const std::int64_t head = item_->kv_head * group_size + (item_->row_begin + row) % group_size;
+      const KeyRange keys = visible_keys(arguments_.batch, item_->sequence, token);
+      key_begins_[row] = static_cast<std::int32_t>(std::max<std::int64_t>(keys.begin, item_->key_begin));
+      key_ends_[row] = static_cast<std::int32_t>(std::min<std::int64_t>(keys.end, item_->key_end));
+      sources[row] = arguments_.query_row(first_token + token, head);
+    }
+    for (std::int64_t row = 0; row < rows_; row += group_rows_) {
+      Engine::pack_query(query_of(row), sources + row, group_end(row) - row, head_size_);
+    }
+    std::fill_n(maxima_, kMaximumItemRows, -kInfinity);
+    std::fill_n(sums_, kMaximumItemRows, 0.0F);
+    std::fill_n(begun_, kMaximumItemRows, false);
+  }
+
+  // The panels that hold keys [key_begin, key_end). Tokens after the sequence's last are in no defined state.
+  Panels find_panels(std::int64_t key_begin, std::int64_t key_end) {
+    const std::int64_t length = arguments_.batch.key_lengths[item_->sequence];
+    const std::int32_t* blocks = arguments_.block_table + item_->sequence * arguments_.block_table_stride;
+    const bool has_scales = cache_.type == KvCacheType::int8;
+    std::int64_t count = 0;
+    for (std::int64_t key = key_begin; key < key_end; key += kPanelTokens, ++count) {
+      const std::int64_t in_block = key % cache_.block_size;
+      const char* interior = cache_.interior(blocks[key / cache_.block_size], item_->kv_head);
+      const std::int64_t panel = in_block / kPanelTokens * cache_.panel_bytes();
+      key_panels_[count] = interior + panel;
+      value_panels_[count] = interior + cache_.plane_bytes() + panel;
+      const std::int64_t valid = std::min(kPanelTokens, length - key);
+      if (valid < kPanelTokens) {
+        Engine::copy_values(values_, value_panels_[count], valid, head_size_);
+        value_panels_[count] = values_;
+      }
+      if (has_scales) {
+        const auto* scales = reinterpret_cast<const float*>(interior + 2 * cache_.plane_bytes()) + in_block;
+        copy_scales(key_scales_ + count * kPanelTokens, scales, valid);
+        copy_scales(value_scales_ + count * kPanelTokens, scales + cache_.block_size, valid);
+      }
+    }
+    return {key_panels_, value_panels_, has_scales ? key_scales_ : nullptr, has_scales ? value_scales_ : nullptr,
+            count};
+  }
+
+  static void copy_scales(float* destination, const float* source, std::int64_t valid) {
+    std::memcpy(destination, source, valid * sizeof(float));
+    std::fill(destination + valid, destination + kPanelTokens, 0.0F);
+  }
+
+  // A group of rows against the tile of keys that begins at `tile_begin`.
+  void attend(std::int64_t row, std::int64_t tile_begin, const Panels& tile) {
+    const std::int64_t rows = group_end(row) - row;
+    const std::int64_t last = row + rows - 1;
+    // Both ends grow from row to row.
+    const std::int64_t tile_end = tile_begin + tile.count * kPanelTokens;
+    const std::int64_t key_begin = std::max<std::int64_t>(tile_begin, key_begins_[row]);
+    const std::int64_t key_end = std::min<std::int64_t>(tile_end, key_ends_[last]);
+    if (key_begin >= key_end) return;
+    const std::int64_t first_panel = (key_begin - tile_begin) / kPanelTokens;
+    const std::int64_t end_panel = (key_end - tile_begin + kPanelTokens - 1) / kPanelTokens;
+    const Panels panels = tile.from(first_panel, end_panel - first_panel);
+    const std::int64_t first_key = tile_begin + first_panel * kPanelTokens;
+    const std::int64_t end_key = tile_begin + end_panel * kPanelTokens;
+
+    float tile_maxima[kMaximumGroupRows];
+    Engine::scores(logits_, tile_maxima, query_of(row), rows, panels, cache_);
+    float scale = arguments_.scale * kLog2E;
+    const bool transformed = arguments_.softcap != 0 || arguments_.alibi_slopes != nullptr || scale < 0;
+    if (transformed) {
+      Engine::transform(logits_, rows, panels.count, scale, arguments_.softcap * kLog2E);
+      if (arguments_.alibi_slopes != nullptr) add_alibi(row, rows, first_key, panels.count);
+      scale = 1;
+    }
+    const bool masked = key_begins_[last] > first_key || key_ends_[row] < end_key;
+    if (masked) mask(row, rows, first_key, panels.count);
+    if (transformed || masked) Engine::maxima(tile_maxima, logits_, rows, panels.count);
+
+    float subtracted[kMaximumGroupRows], factors[kMaximumGroupRows], row_sums[kMaximumGroupRows];
+    for (std::int64_t i = 0; i < kMaximumGroupRows; ++i) {
+      const std::int64_t index = row + std::min(i, rows - 1);
+      const float old = maxima_[index];
+      const float here = tile_maxima[std::min(i, rows - 1)] * scale;
+      const float maximum = here > old || here != here ? here : old;
+      // A row that sees no key yet: any finite value keeps its weights finite.
+      subtracted[i] = maximum == -kInfinity ? 0 : maximum;
+      factors[i] = old == -kInfinity ? -kInfinity : old - subtracted[i];
+    }
+    Engine::exp2(factors);
+    Engine::weights(weights_, row_sums, logits_, rows, panels, scale, subtracted);
+    bool rescale = false;
+    for (std::int64_t i = 0; i < rows; ++i) {
+      const float maximum = tile_maxima[i] * scale;
+      if (maximum > maxima_[row + i] || maximum != maximum) {
+        maxima_[row + i] = maximum;
+        rescale = true;
+      }
+      sums_[row + i] = sums_[row + i] * factors[i] + row_sums[i];
+    }
+    const Accumulate mode = !begun_[row] ? Accumulate::first : rescale ? Accumulate::rescale : Accumulate::keep;
+    begun_[row] = true;
+    Engine::accumulate(output_of(row), weights_, rows, panels, cache_, mode, factors);
+  }
+
+  void add_alibi(std::int64_t row, std::int64_t rows, std::int64_t first_key, std::int64_t panels) {
+    const std::int64_t group_size = arguments_.group_size();
+    const Batch& batch = arguments_.batch;
+    for (std::int64_t i = 0; i < rows; ++i) {
+      const std::int64_t in_sequence = item_->row_begin + row + i;
+      const float slope = arguments_.alibi_slopes[item_->kv_head * group_size + in_sequence % group_size] * kLog2E;
+      const std::int64_t position =
+          batch.key_lengths[item_->sequence] - batch.query_tokens(item_->sequence) + in_sequence / group_size;
+      for (std::int64_t key = 0; key < panels * kPanelTokens; ++key) {
+        Engine::logit(logits_, i, key, panels) += slope * static_cast<float>(first_key + key - position);
+      }
+    }
+  }
+
+  void mask(std::int64_t row, std::int64_t rows, std::int64_t first_key, std::int64_t panels) {
+    const std::int64_t keys = panels * kPanelTokens;
+    for (std::int64_t i = 0; i < rows; ++i) {
+      const std::int64_t begin = std::min<std::int64_t>(key_begins_[row + i] - first_key, keys);
+      const std::int64_t end = std::max<std::int64_t>(key_ends_[row + i] - first_key, 0);
+      for (std::int64_t key = 0; key < begin; ++key) Engine::logit(logits_, i, key, panels) = -kInfinity;
+      for (std::int64_t key = end; key < keys; ++key) Engine::logit(logits_, i, key, panels) = -kInfinity;
+    }
+  }
+
+  // What turns the sum of a row into its result; 0 where the row saw no key.
+  float normaliser(std::int64_t row, std::int64_t head) const {
+    const float maximum = maxima_[row];
+    if (maximum == -kInfinity) return 0;
+    if (arguments_.sinks == nullptr) return 1 / sums_[row];
+    const float sink = arguments_.sinks[head] * kLog2E;
+    const float largest = sink > maximum ? sink : maximum;
+    const float own = std::exp2(maximum - largest);
+    return own / (own * sums_[row] + std::exp2(sink - largest));
+  }
+
+  // Rows of groups that no tile of keys reached have no sums yet.
+  void begin_rest() {
+    for (std::int64_t row = 0; row < rows_; row += group_rows_) {
+      if (!begun_[row]) std::fill_n(output_of(row), group_rows_ * head_size_, 0.0F);
+    }
+  }
+
+  void write_output() {
+    begin_rest();
+    const std::int64_t group_size = arguments_.group_size();
+    const std::int64_t first_token = arguments_.batch.query_starts[item_->sequence];
+    for (std::int64_t row = 0; row < rows_; ++row) {
+      const std::int64_t in_sequence = item_->row_begin + row;
+      const std::int64_t head = item_->kv_head * group_size + in_sequence % group_size;
+      const std::int64_t in_group = row % group_rows_;
+      char* destination = arguments_.output_row(first_token + in_sequence / group_size, head);
+      Engine::write_row(reinterpret_cast<typename Engine::Element*>(destination), output_of(row - in_group), in_group,
+                        head_size_, normaliser(row, head));
+    }
+  }
+
+  void write_partial() {
+    begin_rest();
+    for (std::int64_t row = 0; row < rows_; ++row) {
+      const std::int64_t partial = item_->partial_row + row, in_group = row % group_rows_;
+      Engine::write_row(arguments_.partial_output + partial * head_size_, output_of(row - in_group), in_group,
+                        head_size_, 1.0F);
+      arguments_.partial_maximum[partial] = maxima_[row];
+      arguments_.partial_sum[partial] = sums_[row];
+    }
+  }
+
+  const PagedAttentionArguments& arguments_;
+  const KvCache& cache_;
+  const std::int64_t head_size_;
+  const WorkItem* item_ = nullptr;
+  std::int64_t rows_ = 0, group_rows_ = 0;
+
+  // In scratch: query and outputs of all rows, logits and weights of one group, and one panel of values.
+  char* query_;
+  float* output_;
+  float* logits_;
+  char* weights_;
+  char* values_;
+
+  std::int32_t key_begins_[kMaximumItemRows], key_ends_[kMaximumItemRows];
+  float maxima_[kMaximumItemRows], sums_[kMaximumItemRows];  // of each row so far; maxima in base 2
+  bool begun_[kMaximumItemRows];                             // of the first row of a group: outputs hold a sum
+  const char* key_panels_[kMaximumTilePanels];
+  const char* value_panels_[kMaximumTilePanels];
+  float key_scales_[kMaximumTileKeys], value_scales_[kMaximumTileKeys];
+};
+
+template <typename Engine>
+void run_items(const PagedAttentionArguments& arguments, const WorkItem* items, std::int64_t count, char* scratch) {
+  ItemRunner<Engine> runner(arguments, scratch);
+  for (std::int64_t i = 0; i < count; ++i) runner.run(items[i]);
+}
+
+}  // namespace
+}  // namespace vllm_arm
