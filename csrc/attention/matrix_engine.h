@@ -49,9 +49,8 @@ inline float32x4_t pair_of(const float* values) {
 // Two units of logits, rounded to a unit of weights: [2 rows][2 keys] twice becomes [2 rows][4 keys].
 inline bfloat16x8_t weights_unit(float32x4_t first, float32x4_t second) {
   const bfloat16x8_t rounded = vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(first), second);
-  const uint32x4_t keys = vreinterpretq_u32_bf16(rounded);
-  return vreinterpretq_bf16_u32(vcombine_u32(vuzp1_u32(vget_low_u32(keys), vget_high_u32(keys)),
-                                             vuzp2_u32(vget_low_u32(keys), vget_high_u32(keys))));
+  const uint8x16_t order = {0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 12, 13, 14, 15};
+  return vreinterpretq_bf16_u8(vqtbl1q_u8(vreinterpretq_u8_bf16(rounded), order));
 }
 
 struct MatrixEngine {
@@ -119,12 +118,12 @@ struct MatrixEngine {
     auto* result = reinterpret_cast<bfloat16_t*>(destination);
     const float32x4_t factor = vdupq_n_f32(scale);
     for (std::int64_t row = 0; row < rows; row += 2) {
-      const float32x4_t maximum = pair_of(subtracted + row);
+      const float32x4_t negative_maximum = vnegq_f32(pair_of(subtracted + row));
       float32x4_t first_sum = vdupq_n_f32(0), second_sum = vdupq_n_f32(0);
       for (std::int64_t i = 0; i < panels.count * kPanelGroups; i += 2, logits += 16, result += 2 * kUnit) {
         float32x4_t powers[4];
         for (int k = 0; k < 4; ++k) {
-          powers[k] = exp2_fast(vnegq_f32(vfmsq_f32(maximum, vld1q_f32(logits + 4 * k), factor)));
+          powers[k] = exp2_fast(vfmaq_f32(negative_maximum, vld1q_f32(logits + 4 * k), factor));
         }
         first_sum = vaddq_f32(first_sum, vaddq_f32(powers[0], powers[2]));
         second_sum = vaddq_f32(second_sum, vaddq_f32(powers[1], powers[3]));
@@ -213,9 +212,11 @@ struct MatrixEngine {
     }
   }
 
+  // Not inlined, so that the sums have the registers to themselves.
   template <int kRowPairs, int kKeyPairs>
-  static void scores_tile(float* logits, std::int64_t logits_stride, float32x4_t* maxima, const bfloat16_t* query,
-                          std::int64_t head_size, const char* const* panels, int first_pair) {
+  [[gnu::noinline]] static void scores_tile(float* logits, std::int64_t logits_stride, float32x4_t* maxima,
+                                            const bfloat16_t* query, std::int64_t head_size, const char* const* panels,
+                                            int first_pair) {
     const std::int64_t pair_elements = 2 * head_size;
     const bfloat16_t* keys[kKeyPairs];
     for (int k = 0; k < kKeyPairs; ++k) {
@@ -258,8 +259,9 @@ struct MatrixEngine {
   }
 
   template <int kRowPairs, int kDimPairs>
-  static void accumulate_tile(float* outputs, const bfloat16_t* weights, const Panels& panels, std::int64_t head_size,
-                              std::int64_t first_pair, Accumulate mode, const float* factors) {
+  [[gnu::noinline]] static void accumulate_tile(float* outputs, const bfloat16_t* weights, const Panels& panels,
+                                                std::int64_t head_size, std::int64_t first_pair, Accumulate mode,
+                                                const float* factors) {
     float* tile = outputs + first_pair * 4;
     float32x4_t sums[kRowPairs][kDimPairs];
     for (int r = 0; r < kRowPairs; ++r) {
