@@ -26,19 +26,21 @@ constexpr std::int64_t kUnit = 8;  // bf16 elements of a unit
 
 inline bfloat16x8_t load_unit(const bfloat16_t* source) { return vld1q_bf16(source); }
 
-// 2^x to 7.5e-5 of its value, a twenty-fifth of half a bf16 ulp; x is at most about 0, and less than -126 counts as
-// -126. NaN stays. The minimax polynomial of 2^f on [-1/2, 1/2].
-inline float32x4_t exp2_fast(float32x4_t x) {
-  x = vmaxq_f32(x, vdupq_n_f32(-126.0F));
-  // Adding 1.5 * 2^23 leaves the nearest integer in the lowest bits.
-  const float32x4_t shifted = vaddq_f32(x, vdupq_n_f32(0x1.8p23F));
-  const float32x4_t fraction = vsubq_f32(x, vsubq_f32(shifted, vdupq_n_f32(0x1.8p23F)));
-  float32x4_t power = vfmaq_f32(vdupq_n_f32(0x1.f0de1ap-3F), fraction, vdupq_n_f32(0x1.c3f760p-5F));
-  power = vfmaq_f32(vdupq_n_f32(0x1.62f31ap-1F), fraction, power);
-  power = vfmaq_f32(vdupq_n_f32(0x1.fff692p-1F), fraction, power);
-  const int32x4_t exponent = vshlq_n_s32(vreinterpretq_s32_f32(shifted), 23);
-  return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(power), exponent));
+// 2^(x - 127) to 6.7e-4 of its value, a third of half a bf16 ulp, for x from 0 to 255; less than 0 and NaN count as 0,
+// which gives 0. As a fixed-point number with 23 binary places x has the bits of the fp32 (1 + f) * 2^(n - 127), where
+// n and f are its integer and its fraction. A polynomial in 1 + f makes up for the difference from 2^f: the minimax one
+// of 2^(g - 1) / g on [1, 2].
+inline float32x4_t exp2_biased(float32x4_t x) {
+  const uint32x4_t bits = vcvtq_n_u32_f32(x, 23);
+  const uint32x4_t mantissa = vandq_u32(bits, vdupq_n_u32(0x7fffff));
+  const float32x4_t g = vreinterpretq_f32_u32(vorrq_u32(mantissa, vdupq_n_u32(0x3f800000)));
+  float32x4_t factor = vfmaq_f32(vdupq_n_f32(0x1.6a3a46p-1F), g, vdupq_n_f32(-0x1.b40068p-4F));
+  factor = vfmaq_f32(vdupq_n_f32(-0x1.60973ap+0F), g, factor);
+  factor = vfmaq_f32(vdupq_n_f32(0x1.c68eb0p+0F), g, factor);
+  return vmulq_f32(vreinterpretq_f32_u32(bits), factor);
 }
+
+constexpr float kExponentBias = 127;
 
 // Two values as [a, a, b, b]: one of each row of a pair.
 inline float32x4_t pair_of(const float* values) {
@@ -101,16 +103,20 @@ struct MatrixEngine {
   static void maxima(float* largest, const float* logits, std::int64_t rows, std::int64_t panels) {
     float32x4_t maxima[kMaximumGroupRows / 2];
     for (std::int64_t pair = 0; 2 * pair < rows; ++pair) {
-      float32x4_t maximum = vdupq_n_f32(-kInfinity);
-      for (std::int64_t i = 0; i < panels * kPanelPairs; ++i, logits += 4)
-        maximum = vmaxq_f32(maximum, vld1q_f32(logits));
-      maxima[pair] = maximum;
+      float32x4_t partial[4];
+      for (float32x4_t& maximum : partial) maximum = vdupq_n_f32(-kInfinity);
+      for (std::int64_t i = 0; i < panels * kPanelPairs; i += 4, logits += 16) {
+        for (int k = 0; k < 4; ++k) partial[k] = vmaxq_f32(partial[k], vld1q_f32(logits + 4 * k));
+      }
+      maxima[pair] = vmaxq_f32(vmaxq_f32(partial[0], partial[1]), vmaxq_f32(partial[2], partial[3]));
     }
     store_maxima(largest, maxima, rows);
   }
 
   static void exp2(float (&values)[kMaximumGroupRows]) {
-    for (std::int64_t i = 0; i < kMaximumGroupRows; i += 4) vst1q_f32(values + i, exp2_fast(vld1q_f32(values + i)));
+    for (std::int64_t i = 0; i < kMaximumGroupRows; i += 4) {
+      vst1q_f32(values + i, exp2_biased(vaddq_f32(vld1q_f32(values + i), vdupq_n_f32(kExponentBias))));
+    }
   }
 
   static void weights(char* destination, float* sums, const float* logits, std::int64_t rows, const Panels& panels,
@@ -118,12 +124,12 @@ struct MatrixEngine {
     auto* result = reinterpret_cast<bfloat16_t*>(destination);
     const float32x4_t factor = vdupq_n_f32(scale);
     for (std::int64_t row = 0; row < rows; row += 2) {
-      const float32x4_t negative_maximum = vnegq_f32(pair_of(subtracted + row));
+      const float32x4_t offset = vsubq_f32(vdupq_n_f32(kExponentBias), pair_of(subtracted + row));
       float32x4_t first_sum = vdupq_n_f32(0), second_sum = vdupq_n_f32(0);
       for (std::int64_t i = 0; i < panels.count * kPanelGroups; i += 2, logits += 16, result += 2 * kUnit) {
         float32x4_t powers[4];
         for (int k = 0; k < 4; ++k) {
-          powers[k] = exp2_fast(vfmaq_f32(negative_maximum, vld1q_f32(logits + 4 * k), factor));
+          powers[k] = exp2_biased(vfmaq_f32(offset, vld1q_f32(logits + 4 * k), factor));
         }
         first_sum = vaddq_f32(first_sum, vaddq_f32(powers[0], powers[2]));
         second_sum = vaddq_f32(second_sum, vaddq_f32(powers[1], powers[3]));
@@ -161,15 +167,19 @@ struct MatrixEngine {
 
   static void write_row(BFloat16* destination, const float* outputs, std::int64_t row, std::int64_t head_size,
                         float factor) {
-    for_each_four(outputs, row, head_size, [&](std::int64_t i, float32x4_t four) {
-      vst1_bf16(reinterpret_cast<bfloat16_t*>(destination + i), vcvt_bf16_f32(vmulq_n_f32(four, factor)));
+    for_each_eight(outputs, row, head_size, [&](std::int64_t i, float32x4_t low, float32x4_t high) {
+      const bfloat16x8_t rounded =
+          vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(vmulq_n_f32(low, factor)), vmulq_n_f32(high, factor));
+      vst1q_bf16(reinterpret_cast<bfloat16_t*>(destination + i), rounded);
     });
   }
 
   static void write_row(float* destination, const float* outputs, std::int64_t row, std::int64_t head_size,
                         float factor) {
-    for_each_four(outputs, row, head_size,
-                  [&](std::int64_t i, float32x4_t four) { vst1q_f32(destination + i, vmulq_n_f32(four, factor)); });
+    for_each_eight(outputs, row, head_size, [&](std::int64_t i, float32x4_t low, float32x4_t high) {
+      vst1q_f32(destination + i, vmulq_n_f32(low, factor));
+      vst1q_f32(destination + i + 4, vmulq_n_f32(high, factor));
+    });
   }
 
  private:
@@ -182,63 +192,66 @@ struct MatrixEngine {
     }
   }
 
-  // Four output dimensions of a row at a time.
+  // Eight output dimensions of a row at a time.
   template <typename Use>
-  static void for_each_four(const float* outputs, std::int64_t row, std::int64_t head_size, Use use) {
-    const float* pair = outputs + row / 2 * 2 * head_size + row % 2 * 2;
-    for (std::int64_t i = 0; i < head_size; i += 4) {
-      use(i, vcombine_f32(vld1_f32(pair + 2 * i), vld1_f32(pair + 2 * i + 4)));
+  static void for_each_eight(const float* outputs, std::int64_t row, std::int64_t head_size, Use use) {
+    const auto* units = reinterpret_cast<const double*>(outputs + row / 2 * 2 * head_size);
+    const auto four = [](float64x2_t a, float64x2_t b, bool second) {
+      return vreinterpretq_f32_f64(second ? vzip2q_f64(a, b) : vzip1q_f64(a, b));
+    };
+    const bool second = row % 2 != 0;
+    for (std::int64_t i = 0; i < head_size; i += 8, units += 8) {
+      float64x2_t unit[4];
+      for (int k = 0; k < 4; ++k) unit[k] = vld1q_f64(units + 2 * k);
+      use(i, four(unit[0], unit[1], second), four(unit[2], unit[3], second));
     }
   }
 
   template <int kRowPairs>
   static void scores_of(float* logits, float32x4_t* maxima, const bfloat16_t* query, const Panels& panels,
                         std::int64_t head_size) {
-    // Pairs of keys in work together: as many as leave registers for the operands, and enough to hide latency.
-    constexpr int kKeyPairs = kRowPairs == 4 ? 4 : kPanelPairs;
     const std::int64_t logits_stride = panels.count * kPanelPairs * 4;
-    std::int64_t panel = 0;
+    // Pairs of keys in work together: as many as leave registers for the operands, and enough to hide latency.
     if constexpr (kRowPairs == 1) {
-      for (; panel + 2 <= panels.count; panel += 2) {
-        scores_tile<1, 2 * kPanelPairs>(logits + panel * kPanelPairs * 4, logits_stride, maxima, query, head_size,
-                                        panels.keys + panel, 0);
-      }
-    }
-    for (; panel < panels.count; ++panel) {
-      for (int pair = 0; pair < kPanelPairs; pair += kKeyPairs) {
-        scores_tile<kRowPairs, kKeyPairs>(logits + (panel * kPanelPairs + pair) * 4, logits_stride, maxima, query,
-                                          head_size, panels.keys + panel, pair);
-      }
+      const std::int64_t even = panels.count / 2 * 2;
+      scores_tiles<1, 2 * kPanelPairs>(logits, logits_stride, maxima, query, head_size, panels.keys, even);
+      scores_tiles<1, kPanelPairs>(logits + even * kPanelPairs * 4, logits_stride, maxima, query, head_size,
+                                   panels.keys + even, panels.count - even);
+    } else {
+      constexpr int kKeyPairs = kRowPairs == 4 ? 4 : kPanelPairs;
+      scores_tiles<kRowPairs, kKeyPairs>(logits, logits_stride, maxima, query, head_size, panels.keys, panels.count);
     }
   }
 
   // Not inlined, so that the sums have the registers to themselves.
   template <int kRowPairs, int kKeyPairs>
-  [[gnu::noinline]] static void scores_tile(float* logits, std::int64_t logits_stride, float32x4_t* maxima,
-                                            const bfloat16_t* query, std::int64_t head_size, const char* const* panels,
-                                            int first_pair) {
+  [[gnu::noinline]] static void scores_tiles(float* logits, std::int64_t logits_stride, float32x4_t* maxima,
+                                             const bfloat16_t* query, std::int64_t head_size, const char* const* panels,
+                                             std::int64_t count) {
     const std::int64_t pair_elements = 2 * head_size;
-    const bfloat16_t* keys[kKeyPairs];
-    for (int k = 0; k < kKeyPairs; ++k) {
-      keys[k] =
-          reinterpret_cast<const bfloat16_t*>(panels[k / kPanelPairs]) + (first_pair + k % kPanelPairs) * pair_elements;
-    }
-    float32x4_t sums[kRowPairs][kKeyPairs];
-    for (auto& row : sums) {
-      for (float32x4_t& sum : row) sum = vdupq_n_f32(0);
-    }
-    for (std::int64_t i = 0; i < pair_elements; i += kUnit) {
-      bfloat16x8_t rows[kRowPairs];
-      for (int r = 0; r < kRowPairs; ++r) rows[r] = load_unit(query + r * pair_elements + i);
+    for (std::int64_t pair = 0; pair < count * kPanelPairs; pair += kKeyPairs, logits += kKeyPairs * 4) {
+      const bfloat16_t* keys[kKeyPairs];
       for (int k = 0; k < kKeyPairs; ++k) {
-        const bfloat16x8_t key = load_unit(keys[k] + i);
-        for (int r = 0; r < kRowPairs; ++r) sums[r][k] = vbfmmlaq_f32(sums[r][k], rows[r], key);
+        keys[k] = reinterpret_cast<const bfloat16_t*>(panels[(pair + k) / kPanelPairs]) +
+                  (pair + k) % kPanelPairs * pair_elements;
       }
-    }
-    for (int r = 0; r < kRowPairs; ++r) {
-      for (int k = 0; k < kKeyPairs; ++k) {
-        vst1q_f32(logits + r * logits_stride + 4 * k, sums[r][k]);
-        maxima[r] = vmaxq_f32(maxima[r], sums[r][k]);
+      float32x4_t sums[kRowPairs][kKeyPairs];
+      for (auto& row : sums) {
+        for (float32x4_t& sum : row) sum = vdupq_n_f32(0);
+      }
+      for (std::int64_t i = 0; i < pair_elements; i += kUnit) {
+        bfloat16x8_t rows[kRowPairs];
+        for (int r = 0; r < kRowPairs; ++r) rows[r] = load_unit(query + r * pair_elements + i);
+        for (int k = 0; k < kKeyPairs; ++k) {
+          const bfloat16x8_t key = load_unit(keys[k] + i);
+          for (int r = 0; r < kRowPairs; ++r) sums[r][k] = vbfmmlaq_f32(sums[r][k], rows[r], key);
+        }
+      }
+      for (int r = 0; r < kRowPairs; ++r) {
+        for (int k = 0; k < kKeyPairs; ++k) {
+          vst1q_f32(logits + r * logits_stride + 4 * k, sums[r][k]);
+          maxima[r] = vmaxq_f32(maxima[r], sums[r][k]);
+        }
       }
     }
   }
