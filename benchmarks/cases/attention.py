@@ -1,30 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causal attention over a paged cache of 128-token blocks in bf16: decode, prefill, chunked prefill and mixtures."""
+"""Causal attention in bf16 over a paged cache of 128-token blocks: decode, prefill, chunked prefill and mixtures."""
 
 from __future__ import annotations
 
 import functools
 
 from benchmarks.cases.case import Call, Case, Implementation, Work
-from benchmarks.cases.paged_cache import Inputs, Shape, UpstreamCache, make_inputs, reference
+from benchmarks.cases.paged_cache import Inputs, OurCache, Shape, UpstreamCache, make_inputs, reference
 
 # The logits' scale and the softmax's weights are rounded to bf16.
 TOLERANCE = 2**-6
 
 
+def ours(inputs: Inputs) -> Call:
+    """``paged_attention`` over a cache that ``write_kv_cache`` has written; the schedule is made before."""
+    return _prepare(OurCache(inputs))
+
+
 def upstream(inputs: Inputs) -> Call:
     """vLLM's op over a cache that vLLM's own op has written."""
-    cache = UpstreamCache(inputs)
+    return _prepare(UpstreamCache(inputs))
+
+
+def _prepare(cache: OurCache | UpstreamCache) -> Call:
     cache.write()
     return Call(run=cache.attend, output=cache.checked_output)
 
 
 def _case(name: str, words: str, shape: Shape) -> Case:
     query_bytes = 2 * shape.query_tokens * shape.query_heads * shape.head_size
-    cache_bytes = 2 * 2 * shape.keys_in_use() * shape.kv_heads * shape.head_size
+    cache_bytes = shape.cached_bytes(shape.keys_in_use())
     work = Work(query_bytes + cache_bytes, query_bytes, shape.multiply_accumulates())
+    implementations = [Implementation("vllm_arm", ours, operation="paged_attention")]
+    # vLLM has no quantised cache on Arm.
+    if shape.kv_cache_dtype == "auto":
+        implementations.append(Implementation("upstream", upstream))
     inputs = functools.partial(make_inputs, shape)
-    return Case("attention", name, words, work, TOLERANCE, inputs, reference, (Implementation("upstream", upstream),))
+    return Case("attention", name, words, work, TOLERANCE, inputs, reference, tuple(implementations))
 
 
 # Heads are a quarter of the models': one tensor-parallel rank of four, and emulated matrix instructions are slow.
@@ -33,6 +45,16 @@ CASES = (
         "decode_2k",
         "Llama-3.1-8B at a quarter of its heads, 2 sequences of 2048 tokens",
         Shape(((1, 2048),) * 2, 8, 2, 128),
+    ),
+    _case(
+        "decode_2k_fp8",
+        "decode_2k over a cache in fp8 (e4m3)",
+        Shape(((1, 2048),) * 2, 8, 2, 128, kv_cache_dtype="fp8_e4m3"),
+    ),
+    _case(
+        "decode_2k_int8",
+        "decode_2k over a cache in int8, a scale for each token and head",
+        Shape(((1, 2048),) * 2, 8, 2, 128, kv_cache_dtype="int8_per_token_head"),
     ),
     _case(
         "decode_mha",

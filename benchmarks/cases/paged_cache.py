@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sequences in a paged key and value cache, as vLLM's attention and cache-write ops take them."""
+"""Sequences in a paged key and value cache, as our attention and cache-write ops and vLLM's take them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,18 @@ from benchmarks.cases.upstream import attention_isa, operators
 
 BLOCK_SIZE = 128
 MAXIMUM_CHECKED_QUERIES = 64
+# Of an fp8 cache; powers of two, so that the scale itself rounds nothing.
+KEY_SCALE, VALUE_SCALE = 0.5, 0.25
+# Of every token and head of an int8 cache: what makes the largest magnitude 127.
+INT8_SCALE = 2.0**-5
 
 
 @dataclass(frozen=True)
 class Shape:
-    """``sequences`` holds (query tokens, key tokens) of each; ``window`` counts the keys seen, -1 for all."""
+    """``sequences`` holds (query tokens, key tokens) of each; ``window`` counts the keys seen, -1 for all.
+
+    ``kv_cache_dtype`` is ``auto`` (bf16), ``fp8_e4m3`` or ``int8_per_token_head``.
+    """
 
     sequences: tuple[tuple[int, int], ...]
     query_heads: int
@@ -24,6 +31,7 @@ class Shape:
     head_size: int
     window: int = -1
     sinks: bool = False
+    kv_cache_dtype: str = "auto"
 
     @property
     def query_tokens(self) -> int:
@@ -48,6 +56,12 @@ class Shape:
         """Key tokens that some query sees."""
         return sum(min(keys, self.seen(keys - queries) + queries - 1) for queries, keys in self.sequences)
 
+    def cached_bytes(self, tokens: int) -> int:
+        """What keys and values of ``tokens`` take in the cache, an int8 cache's fp32 scales included."""
+        scales = 4 if self.kv_cache_dtype == "int8_per_token_head" else 0
+        element = 2 if self.kv_cache_dtype == "auto" else 1
+        return 2 * tokens * self.kv_heads * (element * self.head_size + scales)
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -61,7 +75,10 @@ class Inputs:
 
 
 def make_inputs(shape: Shape) -> Inputs:
-    """Random queries, keys, values and, where the shape has them, one sink logit per query head."""
+    """Random queries, keys, values and, where the shape has them, one sink logit per query head.
+
+    Keys and values are such that the cache holds them exactly: the reference then says what attention loses.
+    """
 
     def heads(tokens: int, count: int) -> torch.Tensor:
         return torch.randn(tokens, count, shape.head_size).bfloat16()
@@ -70,10 +87,21 @@ def make_inputs(shape: Shape) -> Inputs:
     return Inputs(
         shape,
         heads(shape.query_tokens, shape.query_heads),
-        heads(shape.key_tokens, shape.kv_heads),
-        heads(shape.key_tokens, shape.kv_heads),
+        _representable(heads(shape.key_tokens, shape.kv_heads), shape.kv_cache_dtype, KEY_SCALE),
+        _representable(heads(shape.key_tokens, shape.kv_heads), shape.kv_cache_dtype, VALUE_SCALE),
         sinks,
     )
+
+
+def _representable(heads: torch.Tensor, kv_cache_dtype: str, scale: float) -> torch.Tensor:
+    if kv_cache_dtype == "fp8_e4m3":
+        return (heads.float() / scale).to(torch.float8_e4m3fn).float().mul(scale).bfloat16()
+    if kv_cache_dtype == "int8_per_token_head":
+        steps = heads.float().div(INT8_SCALE).round().clamp(-127, 127)
+        largest = steps.abs().argmax(-1, keepdim=True)
+        signs = steps.gather(-1, largest).sign()
+        return steps.scatter(-1, largest, 127 * signs).mul(INT8_SCALE).bfloat16()
+    return heads
 
 
 def checked_queries(shape: Shape) -> torch.Tensor:
@@ -116,16 +144,13 @@ def _attend(inputs: Inputs, rows: torch.Tensor, positions: torch.Tensor, tokens:
     return torch.einsum("hgqk,khd->qhgd", weights, value).flatten(1, 2)
 
 
-class UpstreamCache:
-    """vLLM's paged cache and the arguments that its ops take. Blocks are given out in order, the first is not used."""
+class Pages:
+    """Where the sequences lie in a cache. Blocks are given out in order, the first is not used."""
 
-    def __init__(self, inputs: Inputs) -> None:
-        shape = inputs.shape
-        self.inputs = inputs
+    def __init__(self, shape: Shape) -> None:
         lengths = [keys for _, keys in shape.sequences]
         blocks = [-(-keys // BLOCK_SIZE) for keys in lengths]
-        both = torch.zeros(1 + sum(blocks), shape.kv_heads, 2 * BLOCK_SIZE, shape.head_size, dtype=torch.bfloat16)
-        self.keys, self.values = both.chunk(2, dim=2)
+        self.blocks = 1 + sum(blocks)
         self.block_table = torch.zeros(len(lengths), max(blocks), dtype=torch.int32)
         first, slots = 1, []
         for row, (length, count) in enumerate(zip(lengths, blocks, strict=True)):
@@ -136,27 +161,80 @@ class UpstreamCache:
         begins = [0, *(queries for queries, _ in shape.sequences)]
         self.query_starts = torch.tensor(begins, dtype=torch.int32).cumsum(0, dtype=torch.int32)
         self.lengths = torch.tensor(lengths, dtype=torch.int32)
+
+
+class UpstreamCache:
+    """vLLM's paged cache, and its ops on it."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        shape = inputs.shape
+        self.inputs, self.pages = inputs, Pages(shape)
+        both = torch.zeros(self.pages.blocks, shape.kv_heads, 2 * BLOCK_SIZE, shape.head_size, dtype=torch.bfloat16)
+        self.keys, self.values = both.chunk(2, dim=2)
         self.isa = attention_isa()
         self.output = torch.empty_like(inputs.query)
         self.metadata = operators().get_scheduler_metadata(
-            *(len(lengths), shape.query_heads, shape.kv_heads, shape.head_size, self.lengths, torch.bfloat16),
-            *(self.query_starts, True, shape.window, self.isa, True, None),
+            *(len(shape.sequences), shape.query_heads, shape.kv_heads, shape.head_size),
+            *(self.pages.lengths, torch.bfloat16, self.pages.query_starts, True, shape.window, self.isa, True, None),
         )
 
     def write(self) -> None:
         """Put all keys and values into the cache."""
         inputs = self.inputs
         operators().cpu_attn_reshape_and_cache(
-            inputs.key, inputs.value, self.keys, self.values, self.slots, self.isa, 1.0, 1.0, "auto"
+            inputs.key, inputs.value, self.keys, self.values, self.pages.slots, self.isa, 1.0, 1.0, "auto"
         )
 
     def attend(self) -> None:
         """Attention of all queries into ``output``."""
-        shape = self.inputs.shape
+        shape, pages = self.inputs.shape, self.pages
         operators().cpu_attention_with_kv_cache(
-            *(self.inputs.query, self.keys, self.values, self.output, self.query_starts, self.lengths),
-            *(shape.head_size**-0.5, True, None, shape.window, self.block_table, 0.0, self.metadata),
+            *(self.inputs.query, self.keys, self.values, self.output, pages.query_starts, pages.lengths),
+            *(shape.head_size**-0.5, True, None, shape.window, pages.block_table, 0.0, self.metadata),
             *(self.inputs.sinks, None, 1.0, 1.0, "auto"),
+        )
+
+    def checked_output(self) -> torch.Tensor:
+        """The rows of ``output`` that ``reference`` gives."""
+        return self.output[checked_queries(self.inputs.shape)]
+
+
+class OurCache:
+    """The paged cache of vllm_arm, and its ops on it."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        from vllm_arm.ops import library
+
+        library.load()
+        self._operators = torch.ops.vllm_arm
+        shape = inputs.shape
+        self.inputs, self.pages = inputs, Pages(shape)
+        quantised = shape.kv_cache_dtype != "auto"
+        content = shape.cached_bytes(1) // shape.kv_heads // (1 if quantised else 2)
+        dtype = torch.uint8 if quantised else torch.bfloat16
+        self.cache = torch.zeros(self.pages.blocks, shape.kv_heads, BLOCK_SIZE, content, dtype=dtype)
+        self.sinks = None if inputs.sinks is None else inputs.sinks.float()
+        self.output = torch.empty_like(inputs.query)
+        self.schedule = self._operators.schedule_attention(
+            *(self.pages.query_starts, self.pages.lengths, shape.query_heads, shape.kv_heads),
+            *(True, shape.window, None, 0),
+        )
+
+    def write(self) -> None:
+        """Put all keys and values into the cache."""
+        inputs = self.inputs
+        self._operators.write_kv_cache(
+            *(inputs.key, inputs.value, self.cache, self.pages.slots),
+            *(inputs.shape.kv_cache_dtype, KEY_SCALE, VALUE_SCALE),
+        )
+
+    def attend(self) -> None:
+        """Attention of all queries into ``output``."""
+        shape, pages = self.inputs.shape, self.pages
+        self._operators.paged_attention(
+            *(self.output, self.inputs.query, self.cache, self.schedule, pages.query_starts, pages.lengths),
+            *(pages.block_table, shape.head_size**-0.5, True, shape.window, None, None, 0.0, self.sinks),
+            *(shape.kv_cache_dtype, KEY_SCALE, VALUE_SCALE),
         )
 
     def checked_output(self) -> torch.Tensor:

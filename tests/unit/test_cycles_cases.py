@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.cases import CASES, Case, Implementation, max_error, select
-from benchmarks.cases.paged_cache import Shape, make_inputs, reference
+from benchmarks.cases.paged_cache import KEY_SCALE, VALUE_SCALE, Shape, make_inputs, reference
 from benchmarks.neoverse.selection import kernel_variants
 
 EACH = [(case, implementation) for case in CASES for implementation in case.implementations]
@@ -62,6 +62,23 @@ def test_attention_counts_the_pairs_that_the_mask_leaves(window: int) -> None:
         used += int(seen.any(0).sum())
     assert shape.multiply_accumulates() == 2 * 4 * 8 * pairs
     assert shape.keys_in_use() == used
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["fp8_e4m3", "int8_per_token_head"])
+def test_a_quantised_cache_is_smaller_and_holds_its_inputs_exactly(kv_cache_dtype: str) -> None:
+    torch.manual_seed(0)
+    shape = Shape(((1, 40),), query_heads=4, kv_heads=2, head_size=128, kv_cache_dtype=kv_cache_dtype)
+    plain = Shape(shape.sequences, shape.query_heads, shape.kv_heads, shape.head_size)
+    assert shape.cached_bytes(40) <= 0.55 * plain.cached_bytes(40)
+    inputs = make_inputs(shape)
+    for heads, scale in ((inputs.key.float(), KEY_SCALE), (inputs.value.float(), VALUE_SCALE)):
+        if kv_cache_dtype == "fp8_e4m3":
+            stored = (heads / scale).to(torch.float8_e4m3fn).float() * scale
+        else:
+            token_scale = heads.abs().amax(-1, keepdim=True) / 127
+            stored = (heads / token_scale).round() * token_scale
+        assert torch.equal(stored, heads)
+        assert len(heads.unique()) > 50
 
 
 def test_the_attention_reference_is_softmax_attention() -> None:
