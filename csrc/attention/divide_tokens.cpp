@@ -8,23 +8,23 @@
 namespace vllm_arm {
 namespace {
 
-// Whether two runs of neighbouring slots end or begin within the same panel.
+struct Run {
+  std::int64_t first_panel, last_panel;
+};
+
+// Whether two runs of neighbouring slots have a panel in common.
 bool runs_share_panel(const std::int64_t* slots, std::int64_t count) {
-  std::vector<std::int64_t> unfinished;  // panels that a run begins or ends within
+  std::vector<Run> runs;
   std::int64_t begin = 0;
   for (std::int64_t i = 1; i <= count; ++i) {
     if (i < count && slots[i] == slots[i - 1] + 1) continue;
-    const std::int64_t first = slots[begin], last = slots[i - 1];
+    const std::int64_t first = std::max<std::int64_t>(slots[begin], 0), last = slots[i - 1];
     begin = i;
-    if (last < 0) continue;
-    const bool whole_first = first % kPanelTokens == 0, whole_last = (last + 1) % kPanelTokens == 0;
-    if (!whole_first) unfinished.push_back(first / kPanelTokens);
-    if (!whole_last && (whole_first || last / kPanelTokens != first / kPanelTokens)) {
-      unfinished.push_back(last / kPanelTokens);
-    }
+    if (last >= 0) runs.push_back({first / kPanelTokens, last / kPanelTokens});
   }
-  std::sort(unfinished.begin(), unfinished.end());
-  return std::adjacent_find(unfinished.begin(), unfinished.end()) != unfinished.end();
+  std::sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) { return a.first_panel < b.first_panel; });
+  const auto overlap = [](const Run& a, const Run& b) { return b.first_panel <= a.last_panel; };
+  return std::adjacent_find(runs.begin(), runs.end(), overlap) != runs.end();
 }
 
 }  // namespace
