@@ -122,21 +122,27 @@ class ItemRunner {
   Panels find_panels(std::int64_t key_begin, std::int64_t key_end) {
     const std::int64_t length = arguments_.batch.key_lengths[item_->sequence];
     const std::int32_t* blocks = arguments_.block_table + item_->sequence * arguments_.block_table_stride;
+    const std::int64_t panel_bytes = cache_.panel_bytes(), plane_bytes = cache_.plane_bytes();
     const bool has_scales = cache_.type == KvCacheType::int8;
+    std::int64_t in_block = key_begin % cache_.block_size;
+    blocks += key_begin / cache_.block_size;
     std::int64_t count = 0;
-    for (std::int64_t key = key_begin; key < key_end; key += kPanelTokens, ++count) {
-      const std::int64_t in_block = key % cache_.block_size;
-      const char* interior = cache_.interior(blocks[key / cache_.block_size], item_->kv_head);
-      const std::int64_t panel = in_block / kPanelTokens * cache_.panel_bytes();
+    for (std::int64_t key = key_begin; key < key_end; key += kPanelTokens, in_block += kPanelTokens, ++count) {
+      if (in_block == cache_.block_size) {
+        in_block = 0;
+        ++blocks;
+      }
+      const char* interior = cache_.interior(*blocks, item_->kv_head);
+      const std::int64_t panel = in_block / kPanelTokens * panel_bytes;
       key_panels_[count] = interior + panel;
-      value_panels_[count] = interior + cache_.plane_bytes() + panel;
+      value_panels_[count] = interior + plane_bytes + panel;
       const std::int64_t valid = std::min(kPanelTokens, length - key);
       if (valid < kPanelTokens) {
         Engine::copy_values(values_, value_panels_[count], valid, head_size_);
         value_panels_[count] = values_;
       }
       if (has_scales) {
-        const auto* scales = reinterpret_cast<const float*>(interior + 2 * cache_.plane_bytes()) + in_block;
+        const auto* scales = reinterpret_cast<const float*>(interior + 2 * plane_bytes) + in_block;
         copy_scales(key_scales_ + count * kPanelTokens, scales, valid);
         copy_scales(value_scales_ + count * kPanelTokens, scales + cache_.block_size, valid);
       }
@@ -168,7 +174,7 @@ class ItemRunner {
     float tile_maxima[kMaximumGroupRows];
     Engine::scores(logits_, tile_maxima, query_of(row), rows, panels, cache_);
     float scale = arguments_.scale * kLog2E;
-    const bool transformed = arguments_.softcap != 0 || arguments_.alibi_slopes != nullptr || scale < 0;
+    const bool transformed = arguments_.softcap != 0 || arguments_.alibi_slopes != nullptr || scale <= 0;
     if (transformed) {
       Engine::transform(logits_, rows, panels.count, scale, arguments_.softcap * kLog2E);
       if (arguments_.alibi_slopes != nullptr) add_alibi(row, rows, first_key, panels.count);
