@@ -182,7 +182,7 @@ struct MatrixEngine {
     });
   }
 
- private:
+ protected:
   static void store_maxima(float* largest, const float32x4_t* maxima, std::int64_t rows) {
     for (std::int64_t row = 0; row < rows; row += 2) {
       const float32x4_t maximum = maxima[row / 2];
