@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention's arithmetic in bf16 by SVE, for any vector of 1, 2 or 4 units of 16 bytes. Orders are those of
+// matrix_engine.h except the keys': a vector holds as many pairs of keys as it has units, at the same four dimensions,
+//   keys of a panel     [8 / units][head_size / 4][units] of [2 keys][4 dims]
+// so that a product of a pair of rows, repeated in each unit, and a vector of keys is contiguous in the logits. Where
+// a vector is one unit the orders are the same, and so are the products: they are NEON's, which loads two vectors at a
+// time. The exponential is SVE's at every length.
+#pragma once
+
+#include <arm_sve.h>
+
+#include <utility>
+
+#include "attention/matrix_engine.h"
+
+namespace vllm_arm {
+namespace {
+
+// Units of a vector, or 0 if it has a length that the engine does not know.
+inline std::int64_t vector_units() {
+  const std::int64_t units = svcntd() / 2;
+  return units == 1 || units == 2 || units == 4 ? units : 0;
+}
+
+// 2^x to 2e-5 of its value; x is at most about 0, and less than -126 counts as -126. NaN stays. FEXPA looks up
+// 2^(i / 64) and takes the exponent; the rest of x is at most 1/128, for which two terms are enough.
+inline svfloat32_t exp2_lookup(svbool_t all, svfloat32_t x) {
+  // Adding this leaves the nearest multiple of 1/64 in the lowest bits, with the bias of the exponent above the six of
+  // i.
+  const svfloat32_t shift = svdup_f32(0x1.803f8p17F);
+  x = svmax_x(all, x, svdup_f32(-126.0F));
+  const svfloat32_t shifted = svadd_x(all, x, shift);
+  const svfloat32_t rest = svsub_x(all, x, svsub_x(all, shifted, shift));
+  const svfloat32_t power = svexpa(svreinterpret_u32(shifted));
+  return svmla_x(all, power, power, svmul_x(all, rest, svdup_f32(0x1.62e43p-1F)));
+}
+
+// A pair of rows, the same for each unit of a vector.
+inline svbfloat16_t load_rows(const bfloat16_t* source) { return svld1rq(svptrue_b16(), source); }
+
+// SVE's types have no size for the compiler, so that there are no arrays of them: the sums of a tile are function
+// parameters, for each pair of rows a pack.
+template <std::size_t>
+using Sum = svfloat32_t;
+
+// kRowPairs pairs of rows against a vector for each of kVector. Sums of absent rows are unused.
+template <int kRowPairs, typename Vectors>
+struct SveTile;
+
+template <int kRowPairs, std::size_t... kVector>
+struct SveTile<kRowPairs, std::index_sequence<kVector...>> {
+  static constexpr std::int64_t kVectors = sizeof...(kVector);
+
+  // Products of rows with all dimensions of the keys at `keys`, and the largest of each row in `maxima`, a vector each.
+  static void scores(float* logits, std::int64_t logits_stride, float* maxima, const bfloat16_t* query,
+                     std::int64_t head_size, const bfloat16_t* const* keys) {
+    scores(logits, logits_stride, maxima, query, head_size, keys, zero<kVector>()..., zero<kVector>()...,
+           zero<kVector>()..., zero<kVector>()...);
+  }
+
+  // Adds products of weights with the dimensions of values that begin at pair `first_pair`.
+  static void accumulate(float* outputs, const bfloat16_t* weights, const Panels& panels, std::int64_t head_size,
+                         std::int64_t first_pair, Accumulate mode, const float* factors) {
+    float* tile = outputs + first_pair * 4;
+    const std::int64_t stride = 2 * head_size;
+    const svbool_t present = mode == Accumulate::first ? svpfalse() : svptrue_b32();
+    accumulate(tile, weights, panels, head_size, first_pair, mode, factors, load<0, kVector>(present, tile, stride)...,
+               load<1, kVector>(present, tile, stride)..., load<2, kVector>(present, tile, stride)...,
+               load<3, kVector>(present, tile, stride)...);
+  }
+
+ private:
+  template <std::size_t>
+  static svfloat32_t zero() {
+    return svdup_f32(0);
+  }
+
+  template <int kRowPair, std::size_t kIndex>
+  static svfloat32_t load(svbool_t present, const float* tile, std::int64_t stride) {
+    if constexpr (kRowPair >= kRowPairs) return svdup_f32(0);
+    return svld1(present, tile + kRowPair * stride + kIndex * svcntw());
+  }
+
+  [[gnu::always_inline]] static inline void multiply(svfloat32_t& sum0, svfloat32_t& sum1, svfloat32_t& sum2,
+                                                     svfloat32_t& sum3, svbfloat16_t rows0, svbfloat16_t rows1,
+                                                     svbfloat16_t rows2, svbfloat16_t rows3, svbfloat16_t vector) {
+    sum0 = svbfmmla(sum0, rows0, vector);
+    if constexpr (kRowPairs > 1) sum1 = svbfmmla(sum1, rows1, vector);
+    if constexpr (kRowPairs > 2) sum2 = svbfmmla(sum2, rows2, vector);
+    if constexpr (kRowPairs > 3) sum3 = svbfmmla(sum3, rows3, vector);
+  }
+
+  // Rows `kRowPair`, or any that are loaded already if absent.
+  template <int kRowPair>
+  [[gnu::always_inline]] static inline svbfloat16_t rows_of(const bfloat16_t* rows, std::int64_t stride) {
+    return load_rows(rows + (kRowPair < kRowPairs ? kRowPair : 0) * stride);
+  }
+
+  template <int kRowPair>
+  [[gnu::always_inline]] static inline void store(float* destination, std::int64_t stride, Sum<kVector>... sums) {
+    if constexpr (kRowPair < kRowPairs) {
+      float* row = destination + kRowPair * stride;
+      (svst1(svptrue_b32(), row + kVector * svcntw(), sums), ...);
+    }
+  }
+
+  template <int kRowPair>
+  [[gnu::always_inline]] static inline void keep_largest(float* maxima, Sum<kVector>... sums) {
+    if constexpr (kRowPair < kRowPairs) {
+      const svbool_t all = svptrue_b32();
+      float* row = maxima + kRowPair * svcntw();
+      svfloat32_t largest = svld1(all, row);
+      ((largest = svmax_x(all, largest, sums)), ...);
+      svst1(all, row, largest);
+    }
+  }
+
+  template <int kRowPair>
+  [[gnu::always_inline]] static inline void rescale(const float* factors, svfloat32_t& sum) {
+    if constexpr (kRowPair < kRowPairs) {
+      const float first = factors[2 * kRowPair], second = factors[2 * kRowPair + 1];
+      sum = svmul_x(svptrue_b32(), sum, svdupq_f32(first, first, second, second));
+    }
+  }
+
+  [[gnu::always_inline]] static inline void scores(float* logits, std::int64_t logits_stride, float* maxima,
+                                                   const bfloat16_t* query, std::int64_t head_size,
+                                                   const bfloat16_t* const* keys, Sum<kVector>... sums0,
+                                                   Sum<kVector>... sums1, Sum<kVector>... sums2,
+                                                   Sum<kVector>... sums3) {
+    const svbool_t all = svptrue_b16();
+    const std::int64_t stride = 2 * head_size, step = svcnth();
+    std::int64_t in_keys = 0;
+    for (std::int64_t i = 0; i < stride; i += kUnit, in_keys += step) {
+      const svbfloat16_t rows0 = rows_of<0>(query + i, stride), rows1 = rows_of<1>(query + i, stride);
+      const svbfloat16_t rows2 = rows_of<2>(query + i, stride), rows3 = rows_of<3>(query + i, stride);
+      (multiply(sums0, sums1, sums2, sums3, rows0, rows1, rows2, rows3, svld1(all, keys[kVector] + in_keys)), ...);
+    }
+    store<0>(logits, logits_stride, sums0...);
+    store<1>(logits, logits_stride, sums1...);
+    store<2>(logits, logits_stride, sums2...);
+    store<3>(logits, logits_stride, sums3...);
+    keep_largest<0>(maxima, sums0...);
+    keep_largest<1>(maxima, sums1...);
+    keep_largest<2>(maxima, sums2...);
+    keep_largest<3>(maxima, sums3...);
+  }
+
+  [[gnu::always_inline]] static inline void accumulate(float* tile, const bfloat16_t* weights, const Panels& panels,
+                                                       std::int64_t head_size, std::int64_t first_pair, Accumulate mode,
+                                                       const float* factors, Sum<kVector>... sums0,
+                                                       Sum<kVector>... sums1, Sum<kVector>... sums2,
+                                                       Sum<kVector>... sums3) {
+    if (mode == Accumulate::rescale) {
+      (rescale<0>(factors, sums0), ...);
+      (rescale<1>(factors, sums1), ...);
+      (rescale<2>(factors, sums2), ...);
+      (rescale<3>(factors, sums3), ...);
+    }
+    const svbool_t all = svptrue_b16();
+    const std::int64_t stride = panels.count * kPanelGroups * kUnit;
+    for (std::int64_t panel = 0; panel < panels.count; ++panel) {
+      const bfloat16_t* values = reinterpret_cast<const bfloat16_t*>(panels.values[panel]) + first_pair * kUnit;
+      for (int group = 0; group < kPanelGroups; ++group, values += 4 * head_size, weights += kUnit) {
+        const svbfloat16_t rows0 = rows_of<0>(weights, stride), rows1 = rows_of<1>(weights, stride);
+        const svbfloat16_t rows2 = rows_of<2>(weights, stride), rows3 = rows_of<3>(weights, stride);
+        (multiply(sums0, sums1, sums2, sums3, rows0, rows1, rows2, rows3, svld1_vnum(all, values, kVector)), ...);
+      }
+    }
+    store<0>(tile, 2 * head_size, sums0...);
+    store<1>(tile, 2 * head_size, sums1...);
+    store<2>(tile, 2 * head_size, sums2...);
+    store<3>(tile, 2 * head_size, sums3...);
+  }
+};
+
+template <int kRowPairs, int kVectors>
+using SveTileOf = SveTile<kRowPairs, std::make_index_sequence<kVectors>>;
+
+struct SveEngine : MatrixEngine {
+  static void scores(float* logits, float* largest, const char* packed_query, std::int64_t rows, const Panels& panels,
+                     const KvCache& cache) {
+    if (vector_units() == 1) return MatrixEngine::scores(logits, largest, packed_query, rows, panels, cache);
+    const auto* query = reinterpret_cast<const bfloat16_t*>(packed_query);
+    constexpr std::int64_t kMaximumLanes = 4 * 4;
+    float maxima[kMaximumGroupRows / 2 * kMaximumLanes];
+    std::fill(std::begin(maxima), std::end(maxima), -kInfinity);
+    switch ((rows + 1) / 2) {
+      case 1: scores_of<1>(logits, maxima, query, panels, cache.head_size); break;
+      case 2: scores_of<2>(logits, maxima, query, panels, cache.head_size); break;
+      case 3: scores_of<3>(logits, maxima, query, panels, cache.head_size); break;
+      default: scores_of<4>(logits, maxima, query, panels, cache.head_size); break;
+    }
+    float32x4_t units[kMaximumGroupRows / 2];
+    const std::int64_t lanes = svcntw();
+    for (std::int64_t pair = 0; 2 * pair < rows; ++pair) {
+      units[pair] = vld1q_f32(maxima + pair * lanes);
+      for (std::int64_t i = 4; i < lanes; i += 4)
+        units[pair] = vmaxq_f32(units[pair], vld1q_f32(maxima + pair * lanes + i));
+    }
+    store_maxima(largest, units, rows);
+  }
+
+  static void weights(char* destination, float* sums, const float* logits, std::int64_t rows, const Panels& panels,
+                      float scale, const float* subtracted) {
+    auto* result = reinterpret_cast<bfloat16_t*>(destination);
+    const svbool_t all = svptrue_b32();
+    const svuint16_t order = weights_order();
+    const svfloat32_t factor = svdup_f32(scale);
+    const svbfloat16_t ones = svdup_bf16(vcvth_bf16_f32(1.0F));
+    const svuint32_t lane = svand_x(all, svindex_u32(0, 1), 3);
+    const svbool_t of_first = svcmpeq(all, lane, 0), of_second = svcmpeq(all, lane, 2);
+    const auto lanes = static_cast<std::int64_t>(svcntw());
+    for (std::int64_t row = 0; row < rows; row += 2) {
+      const svfloat32_t maximum =
+          svdupq_f32(subtracted[row], subtracted[row], subtracted[row + 1], subtracted[row + 1]);
+      svfloat32_t sum = svdup_f32(0);
+      for (std::int64_t i = 0; i < panels.count * kPanelPairs * 4; i += 2 * lanes) {
+        const svfloat32_t first = exp2_lookup(all, svnmls_x(all, maximum, svld1(all, logits), factor));
+        const svfloat32_t second = exp2_lookup(all, svnmls_x(all, maximum, svld1(all, logits + lanes), factor));
+        const svbfloat16_t rounded = svcvtnt_bf16_x(svcvt_bf16_x(all, first), all, second);
+        const svbfloat16_t units = svtbl(rounded, order);
+        sum = svbfmmla(sum, units, ones);
+        svst1(svptrue_b16(), result, units);
+        logits += 2 * lanes;
+        result += 2 * lanes;
+      }
+      sums[row] = svaddv(of_first, sum);
+      sums[row + 1] = svaddv(of_second, sum);
+    }
+  }
+
+  static void accumulate(float* outputs, const char* packed_weights, std::int64_t rows, const Panels& panels,
+                         const KvCache& cache, Accumulate mode, const float* factors) {
+    if (vector_units() == 1) {
+      return MatrixEngine::accumulate(outputs, packed_weights, rows, panels, cache, mode, factors);
+    }
+    const auto* weights = reinterpret_cast<const bfloat16_t*>(packed_weights);
+    switch ((rows + 1) / 2) {
+      case 1: return accumulate_of<1>(outputs, weights, panels, cache.head_size, mode, factors);
+      case 2: return accumulate_of<2>(outputs, weights, panels, cache.head_size, mode, factors);
+      case 3: return accumulate_of<3>(outputs, weights, panels, cache.head_size, mode, factors);
+      default: return accumulate_of<4>(outputs, weights, panels, cache.head_size, mode, factors);
+    }
+  }
+
+ private:
+  // Vectors of keys or values in work together: as many as leave registers for the operands, and enough to hide
+  // latency.
+  static constexpr int tile_vectors(int row_pairs) { return row_pairs == 1 ? 16 : row_pairs == 4 ? 4 : 8; }
+
+  // Where each element of the weights is after two vectors of logits, rounded, take turns: [2 rows][2 keys] twice
+  // becomes [2 rows][4 keys], which swaps bits 1 and 2 of its position.
+  static svuint16_t weights_order() {
+    const svbool_t all = svptrue_b16();
+    const svuint16_t index = svindex_u16(0, 1);
+    const svuint16_t swapped = svorr_x(all, svlsl_x(all, svand_x(all, index, 2), 1),
+                                       svorr_x(all, svlsr_x(all, svand_x(all, index, 4), 1), svbic_x(all, index, 6)));
+    const svuint16_t twice = svlsl_x(all, swapped, 1);
+    const auto count = static_cast<std::uint16_t>(svcnth());
+    return svsub_m(svcmpge(all, twice, count), twice, static_cast<std::uint16_t>(count - 1));
+  }
+
+  // The vectors of keys of all panels, numbered one after another.
+  template <int kRowPairs>
+  static void scores_of(float* logits, float* maxima, const bfloat16_t* query, const Panels& panels,
+                        std::int64_t head_size) {
+    const std::int64_t per_panel = kPanelPairs / vector_units(), count = panels.count * per_panel;
+    const std::int64_t logits_stride = count * svcntw();
+    std::int64_t first = 0;
+    const auto take = [&]<int kVectors>() {
+      for (; first + kVectors <= count; first += kVectors) {
+        const bfloat16_t* keys[kVectors];
+        for (std::int64_t i = 0; i < kVectors; ++i) {
+          keys[i] = reinterpret_cast<const bfloat16_t*>(panels.keys[(first + i) / per_panel]) +
+                    (first + i) % per_panel * (head_size / 4) * svcnth();
+        }
+        SveTileOf<kRowPairs, kVectors>::scores(logits + first * svcntw(), logits_stride, maxima, query, head_size,
+                                               keys);
+      }
+    };
+    take.template operator()<tile_vectors(kRowPairs)>();
+    if constexpr (tile_vectors(kRowPairs) > 4) take.template operator()<4>();
+    take.template operator()<2>();
+  }
+
+  template <int kRowPairs>
+  static void accumulate_of(float* outputs, const bfloat16_t* weights, const Panels& panels, std::int64_t head_size,
+                            Accumulate mode, const float* factors) {
+    const std::int64_t units = vector_units(), count = head_size / 2 / units;
+    std::int64_t first = 0;
+    const auto take = [&]<int kVectors>() {
+      for (; first + kVectors <= count; first += kVectors) {
+        SveTileOf<kRowPairs, kVectors>::accumulate(outputs, weights, panels, head_size, first * units, mode, factors);
+      }
+    };
+    take.template operator()<tile_vectors(kRowPairs)>();
+    if constexpr (tile_vectors(kRowPairs) > 4) take.template operator()<4>();
+    take.template operator()<2>();
+  }
+};
+
+}  // namespace
+}  // namespace vllm_arm
