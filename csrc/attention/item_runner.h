@@ -14,6 +14,9 @@
 //   accumulate              adds weights times values to the outputs of a group
 //   copy_values             a panel of values whose last tokens are not valid, with these zeroed
 //   write_row               a row of the outputs of a group times a factor, in the type of the destination
+// and, where it needs them:
+//   scales                  what the logits and outputs are to be multiplied by
+//   widen                   makes panels in scratch memory of those in the cache, once for all rows of an item
 // All are in an anonymous namespace: every file that includes this has its own copy, for its own instruction set.
 #pragma once
 
@@ -47,6 +50,10 @@ struct Panels {
   }
 };
 
+struct CacheScales {
+  float key = 1, value = 1;
+};
+
 template <typename Engine>
 class ItemRunner {
  public:
@@ -58,6 +65,8 @@ class ItemRunner {
     logits_ = reinterpret_cast<float*>(scratch + 2 * rows_bytes);
     weights_ = reinterpret_cast<char*>(logits_ + kMaximumGroupRows * kMaximumTileKeys);
     values_ = weights_ + kMaximumGroupRows * kMaximumTileKeys * 4;
+    widened_ = values_ + kPanelTokens * head_size_ * 4;
+    if constexpr (requires { Engine::scales(cache_); }) scales_ = Engine::scales(cache_);
   }
 
   void run(const WorkItem& item) {
@@ -78,11 +87,8 @@ class ItemRunner {
   }
 
  private:
-  // Where many rows share them, a tile's keys and values should stay in half of the second-level cache, of which the
-  // smallest Neoverse has 256 KiB; each is read in order, by 21 bytes a cycle at most.
   std::int64_t tile_keys() const {
     if (rows_ <= group_rows_) return kMaximumTileKeys;
-    constexpr std::int64_t kTileElements = 256 * 128;
     const std::int64_t keys = kTileElements / head_size_ / kPanelTokens * kPanelTokens;
     return std::clamp(keys, 2 * kPanelTokens, kMaximumTileKeys);
   }
@@ -147,6 +153,9 @@ class ItemRunner {
         copy_scales(value_scales_ + count * kPanelTokens, scales + cache_.block_size, valid);
       }
     }
+    if constexpr (requires { Engine::widen(widened_, key_panels_, value_panels_, count, head_size_); }) {
+      Engine::widen(widened_, key_panels_, value_panels_, count, head_size_);
+    }
     return {key_panels_, value_panels_, has_scales ? key_scales_ : nullptr, has_scales ? value_scales_ : nullptr,
             count};
   }
@@ -173,7 +182,7 @@ class ItemRunner {
 
     float tile_maxima[kMaximumGroupRows];
     Engine::scores(logits_, tile_maxima, query_of(row), rows, panels, cache_);
-    float scale = arguments_.scale * kLog2E;
+    float scale = arguments_.scale * scales_.key * kLog2E;
     const bool transformed = arguments_.softcap != 0 || arguments_.alibi_slopes != nullptr || scale <= 0;
     if (transformed) {
       Engine::transform(logits_, rows, panels.count, scale, arguments_.softcap * kLog2E);
@@ -257,7 +266,7 @@ class ItemRunner {
       for (std::int64_t row = group; row < group_end(group); ++row) {
         char* destination = arguments_.output_row(first_token + tokens_[row], heads_[row]);
         Engine::write_row(reinterpret_cast<typename Engine::Element*>(destination), output_of(group), row - group,
-                          head_size_, normaliser(row));
+                          head_size_, normaliser(row) * scales_.value);
       }
     }
   }
@@ -268,7 +277,7 @@ class ItemRunner {
       for (std::int64_t row = group; row < group_end(group); ++row) {
         const std::int64_t partial = item_->partial_row + row;
         Engine::write_row(arguments_.partial_output + partial * head_size_, output_of(group), row - group, head_size_,
-                          1.0F);
+                          scales_.value);
         arguments_.partial_maximum[partial] = maxima_[row];
         arguments_.partial_sum[partial] = sums_[row];
       }
@@ -281,12 +290,16 @@ class ItemRunner {
   const WorkItem* item_ = nullptr;
   std::int64_t rows_ = 0, group_rows_ = 0;
 
-  // In scratch: query and outputs of all rows, logits and weights of one group, and one panel of values.
+  CacheScales scales_;
+
+  // In scratch: query and outputs of all rows, logits and weights of one group, one panel of values, and a tile of
+  // widened keys and values.
   char* query_;
   float* output_;
   float* logits_;
   char* weights_;
   char* values_;
+  char* widened_;
 
   std::int32_t tokens_[kMaximumItemRows], heads_[kMaximumItemRows];  // of each row: query token, query head
   std::int32_t key_begins_[kMaximumItemRows], key_ends_[kMaximumItemRows];

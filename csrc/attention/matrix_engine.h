@@ -16,6 +16,7 @@
 #include <type_traits>
 
 #include "attention/item_runner.h"
+#include "attention/neon_math.h"
 
 namespace vllm_arm {
 namespace {
@@ -95,8 +96,10 @@ struct MatrixEngine {
 
   static void transform(float* logits, std::int64_t rows, std::int64_t panels, float scale, float softcap) {
     const std::int64_t count = (rows + 1) / 2 * panels * kPanelPairs * 4;
-    for (std::int64_t i = 0; i < count; ++i) {
-      logits[i] = softcap == 0 ? logits[i] * scale : softcap * std::tanh(logits[i] * (scale / softcap));
+    const float inner = softcap == 0 ? scale : scale / softcap;
+    for (std::int64_t i = 0; i < count; i += 4) {
+      const float32x4_t scaled = vmulq_n_f32(vld1q_f32(logits + i), inner);
+      vst1q_f32(logits + i, softcap == 0 ? scaled : vmulq_n_f32(tanh(scaled), softcap));
     }
   }
 

@@ -118,11 +118,5 @@ class MatrixWriter {
   std::int64_t together_, head_size_;
 };
 
-// Tokens [token_begin, token_end) of heads [head_begin, head_end), with `together` pairs of keys at a time.
-void write_matrices(const WriteKvCacheArguments& arguments, std::int64_t together, std::int64_t token_begin,
-                    std::int64_t token_end, std::int64_t head_begin, std::int64_t head_end) {
-  MatrixWriter(together, arguments.cache.head_size).write(arguments, token_begin, token_end, head_begin, head_end);
-}
-
 }  // namespace
 }  // namespace vllm_arm

@@ -47,16 +47,20 @@ using PagedAttentionKernel = void (*)(const PagedAttentionArguments&, const Work
 
 // Keys are taken in tiles of at most this many, so that their logits stay in the first-level cache.
 inline constexpr std::int64_t kMaximumTileKeys = 256;
+// Where more rows share a tile than are in work together, elements of its keys, at most: keys and values in bf16 are
+// half of the second-level cache of the smallest Neoverse, and are read in order, by 21 bytes a cycle at most.
+inline constexpr std::int64_t kTileElements = 256 * 128;
 // Rows whose logits are in work at the same time, at most.
 inline constexpr std::int64_t kMaximumGroupRows = 8;
 
 // For every variant: queries and outputs of an item in fp32, logits and weights of a group of rows and a tile of keys,
-// and a panel of values.
+// a panel of values, and the keys and values of a tile in bf16.
 constexpr std::int64_t paged_attention_scratch_bytes(std::int64_t head_size) {
   const std::int64_t rows = 4 * 2 * kMaximumItemRows * head_size;
   const std::int64_t logits = 4 * 2 * kMaximumGroupRows * kMaximumTileKeys;
   const std::int64_t panel = 4 * kPanelTokens * head_size;
-  return rows + logits + panel;
+  const std::int64_t widened = 2 * 2 * kTileElements;
+  return rows + logits + panel + widened;
 }
 
 // Adds up the partial results of rows [item.row_begin, item.row_end) and writes the output.

@@ -19,6 +19,9 @@ struct Slot {
   Slot(std::int64_t slot, const KvCache& cache) : block(slot / cache.block_size), token(slot % cache.block_size) {}
 };
 
+// 0 where a scale has no finite inverse: the stored elements are then 0, and the scale shows NaN or infinity.
+[[maybe_unused]] float inverse_scale(float scale) { return scale >= 0x1p-126F && scale <= 0x1p126F ? 1 / scale : 0.0F; }
+
 // int8: a scale that makes the largest magnitude 127, and its inverse. NaN and infinity stay visible in the scale.
 template <typename Element>
 float largest_magnitude(const Element* values, std::int64_t count) {
@@ -54,12 +57,10 @@ void write_tokens(const WriteKvCacheArguments& arguments, std::int64_t token_beg
         scales[0] = key_scale = largest_magnitude(key, cache.head_size) / 127;
         scales[cache.block_size] = value_scale = largest_magnitude(value, cache.head_size) / 127;
       }
-      // 0 where the scale has no finite inverse: the stored elements are then 0, and the scale shows NaN or infinity.
-      const auto inverse = [](float scale) { return scale >= 0x1p-126F && scale <= 0x1p126F ? 1 / scale : 0.0F; };
       Engine::write_key(reinterpret_cast<Stored*>(interior + panel), in_panel, key, cache.head_size,
-                        inverse(key_scale));
+                        inverse_scale(key_scale));
       Engine::write_value(reinterpret_cast<Stored*>(interior + cache.plane_bytes() + panel), in_panel, value,
-                          cache.head_size, inverse(value_scale));
+                          cache.head_size, inverse_scale(value_scale));
     }
   }
 }
