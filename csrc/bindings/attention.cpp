@@ -107,9 +107,9 @@ void write_kv_cache(Tensor key, Tensor value, Tensor kv_cache, Tensor slot_mappi
   arguments.cache = make_cache(kOp, kv_cache, key, heads, kv_cache_dtype, key_scale, value_scale);
   const KvCache& cache = arguments.cache;
   check_cpu(kOp, "slot_mapping", slot_mapping);
-  const std::int64_t tokens = slot_mapping.dim() == 1 ? std::min(slot_mapping.size(0), key.size(0)) : 0;
-  arguments.slot_mapping =
-      vector_of<std::int64_t>(kOp, "slot_mapping", slot_mapping, ScalarType::Long, slot_mapping.size(0));
+  const std::int64_t mapped = slot_mapping.dim() == 1 ? slot_mapping.size(0) : key.size(0);
+  arguments.slot_mapping = vector_of<std::int64_t>(kOp, "slot_mapping", slot_mapping, ScalarType::Long, mapped);
+  const std::int64_t tokens = std::min(mapped, key.size(0));
   const std::int64_t slots = cache.blocks * cache.block_size;
   for (std::int64_t i = 0; i < tokens; ++i) {
     STD_TORCH_CHECK(arguments.slot_mapping[i] < slots, kOp, ": slot_mapping[", i, "] is ", arguments.slot_mapping[i],
@@ -165,8 +165,19 @@ Batch make_batch(const char* op, const Tensor& query_start_loc, const Tensor& se
 
 // A schedule as int32: this, then where each thread's items begin, the items, and the merges.
 struct Header {
-  std::int32_t threads, items, merges, partial_rows, sequences, query_heads, kv_heads, query_tokens;
+  std::int32_t threads, items, merges, partial_rows, sequences, query_heads, kv_heads, query_tokens, lengths;
 };
+
+// Tells batches apart by their lengths (FNV-1a, on whole numbers).
+std::int32_t hash_lengths(const Batch& batch) {
+  std::uint32_t hash = 2166136261;
+  const auto add = [&](std::int32_t number) { hash = (hash ^ static_cast<std::uint32_t>(number)) * 16777619; };
+  for (std::int64_t i = 0; i < batch.sequences; ++i) {
+    add(batch.query_starts[i]);
+    add(batch.key_lengths[i]);
+  }
+  return static_cast<std::int32_t>(hash);
+}
 
 template <typename Record>
 std::int64_t numbers(std::int64_t count) {
@@ -183,8 +194,8 @@ Tensor schedule_attention(Tensor query_start_loc, Tensor seq_lens, std::int64_t 
                           bool causal, std::int64_t sliding_window, std::optional<Tensor> dynamic_causal,
                           std::int64_t threads) {
   constexpr const char* kOp = "schedule_attention";
-  STD_TORCH_CHECK(num_kv_heads > 0 && num_heads % num_kv_heads == 0, kOp, ": num_heads is ", num_heads,
-                  ", expected a multiple of num_kv_heads, ", num_kv_heads);
+  STD_TORCH_CHECK(num_kv_heads > 0 && num_heads >= 0 && num_heads % num_kv_heads == 0, kOp, ": num_heads is ",
+                  num_heads, ", expected a multiple of num_kv_heads, ", num_kv_heads);
   const Batch batch = make_batch(kOp, query_start_loc, seq_lens, causal, sliding_window, dynamic_causal);
   if (threads <= 0) threads = torch::stable::get_num_threads();
   const vllm_arm::Schedule schedule = vllm_arm::make_schedule(batch, num_heads, num_kv_heads, threads);
@@ -196,7 +207,8 @@ Tensor schedule_attention(Tensor query_start_loc, Tensor seq_lens, std::int64_t 
                       narrow(batch.sequences),
                       narrow(num_heads),
                       narrow(num_kv_heads),
-                      batch.query_starts[batch.sequences]};
+                      batch.query_starts[batch.sequences],
+                      hash_lengths(batch)};
   Tensor result = torch::stable::new_empty(seq_lens, {length_of(header)}, ScalarType::Int);
   auto* destination = static_cast<char*>(result.mutable_data_ptr());
   const auto append = [&](const void* source, std::size_t bytes) {
@@ -234,10 +246,11 @@ void paged_attention(Tensor output, Tensor query, Tensor kv_cache, Tensor schedu
   const std::int64_t heads = query.size(1);
   STD_TORCH_CHECK(output.sizes().equals(query.sizes()) && output.scalar_type() == query.scalar_type(), kOp,
                   ": output must have query's shape and dtype");
-  STD_TORCH_CHECK(kv_cache.dim() == 4 && kv_cache.size(1) > 0 && heads % kv_cache.size(1) == 0, kOp, ": query has ",
-                  heads, " heads, expected a multiple of kv_cache's");
   vllm_arm::PagedAttentionArguments arguments{};
-  arguments.cache = make_cache(kOp, kv_cache, query, kv_cache.size(1), kv_cache_dtype, key_scale, value_scale);
+  const std::int64_t kv_heads = kv_cache.dim() == 4 ? kv_cache.size(1) : 0;
+  arguments.cache = make_cache(kOp, kv_cache, query, kv_heads, kv_cache_dtype, key_scale, value_scale);
+  STD_TORCH_CHECK(kv_heads > 0 && heads % kv_heads == 0, kOp, ": query has ", heads,
+                  " heads, expected a multiple of kv_cache's, ", kv_heads);
   arguments.batch = make_batch(kOp, query_start_loc, seq_lens, causal, sliding_window, dynamic_causal);
   const Batch& batch = arguments.batch;
   const KvCache& cache = arguments.cache;
@@ -251,7 +264,8 @@ void paged_attention(Tensor output, Tensor query, Tensor kv_cache, Tensor schedu
   std::memcpy(&header, numbers_begin, sizeof header);
   STD_TORCH_CHECK(schedule.numel() == length_of(header) && header.sequences == batch.sequences &&
                       header.query_heads == heads && header.kv_heads == cache.kv_heads &&
-                      header.query_tokens == batch.query_starts[batch.sequences],
+                      header.query_tokens == batch.query_starts[batch.sequences] &&
+                      header.lengths == hash_lengths(batch),
                   kOp, ": schedule was made for another batch");
   STD_TORCH_CHECK(header.query_tokens <= query.size(0), kOp, ": query has ", query.size(0),
                   " tokens, query_start_loc ends with ", header.query_tokens);
