@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from benchmarks.neoverse import budget as budgets
-from benchmarks.neoverse import chart, measure, report
+from benchmarks.neoverse import chart, measure, report, targets
 from benchmarks.neoverse.assembly import Disassembler
 from benchmarks.neoverse.cores import CORES
 from benchmarks.neoverse.mca import Model
@@ -221,6 +221,27 @@ def update_budget(
         budgets.write_budget(budget_file, records, old)
         print(f"wrote {len(records)} budgets to {budget_file}")
         return 0
+
+    sys.exit(one_line_errors(action))
+
+
+@main.command("targets")
+@click.option(
+    "--from",
+    "json_file",
+    type=click.Path(path_type=Path),
+    default=JSON_FILE,
+    show_default=True,
+    help="a run's JSON",
+)
+def show_targets(json_file: Path) -> None:
+    """What attention is meant to reach, and what a run found. Exit code 1 where something is missed."""
+
+    def action() -> int:
+        verdicts = list(targets.judge(report.read_json(json_file)))
+        console = Console()
+        report.show_targets(verdicts, console if console.is_terminal else Console(width=FILE_WIDTH))
+        return 1 if any(verdict.is_met is False for verdict in verdicts) else 0
 
     sys.exit(one_line_errors(action))
 

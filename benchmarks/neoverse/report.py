@@ -12,6 +12,7 @@ from rich.table import Table
 
 from benchmarks.neoverse.cores import CORES, GRAVITON4_CORES, MAIN_CORE, MEMORY_BYTES_PER_CYCLE
 from benchmarks.neoverse.measure import Record, Results
+from benchmarks.neoverse.targets import Verdict
 
 LIMITS = (
     "Modelled, not measured: executed instructions priced by LLVM's tables for each core. Every load hits the L1 "
@@ -87,6 +88,19 @@ def show(results: Results, console: Console) -> None:
         if not record.correct:
             console.print(f"wrong result: {record.label} on {record.core}, error {record.max_error:.2e}", style="red")
     console.print(LIMITS, style="dim", highlight=False)
+
+
+def show_targets(verdicts: Sequence[Verdict], console: Console) -> None:
+    """Print what was aimed at and what was reached."""
+    words = {True: "met", False: "[red]missed", None: "not counted"}
+    table = Table(title="Targets in modelled cycles", title_justify="left", pad_edge=False)
+    for title in ("case", "core", "measure", "target", "variant", "reached", ""):
+        table.add_column(title, justify="right" if title in ("target", "reached") else "left", no_wrap=True)
+    for each in verdicts:
+        limit = f"{'at least' if each.at_least else 'at most'} {each.limit:.2f}"
+        value = "-" if each.value is None else f"{each.value:.2f}"
+        table.add_row(each.case, each.core, each.measure, limit, each.isa, value, words[each.is_met])
+    console.print(table)
 
 
 def write_json(records: Sequence[Record], path: Path) -> None:
