@@ -61,6 +61,10 @@ struct Fp8Engine : MatrixEngine {
 // For items with many rows.
 template <typename Stored>
 struct Fp8WidenedEngine : Fp8Engine<Stored> {
+  static constexpr std::int64_t kWideTileElements = kTileElements;
+
+  static bool widens(std::int64_t) { return true; }
+
   // Both planes of a tile of keys as those of a bf16 cache.
   static void widen(char* destination, const char** keys, const char** values, std::int64_t count,
                     std::int64_t head_size) {

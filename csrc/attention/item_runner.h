@@ -16,7 +16,9 @@
 //   write_row               a row of the outputs of a group times a factor, in the type of the destination
 // and, where it needs them:
 //   scales                  what the logits and outputs are to be multiplied by
+//   widens(rows)            whether an item of that many rows has its panels widened
 //   widen                   makes panels in scratch memory of those in the cache, once for all rows of an item
+//   kWideTileElements       of the keys of a tile of such panels, at most
 // All are in an anonymous namespace: every file that includes this has its own copy, for its own instruction set.
 #pragma once
 
@@ -37,16 +39,18 @@ constexpr std::int64_t kMaximumTilePanels = kMaximumTileKeys / kPanelTokens;
 enum class Accumulate : std::uint8_t { first, keep, rescale };
 
 // Some panels of keys and values, one after another in their sequence. The scales are of each token, for int8 only.
+// Where `wide`, the engine has widened them.
 struct Panels {
   const char* const* keys;
   const char* const* values;
   const float* key_scales;
   const float* value_scales;
   std::int64_t count;
+  bool wide = false;
 
   Panels from(std::int64_t first, std::int64_t some) const {
     const auto skip = [&](const float* scales) { return scales == nullptr ? nullptr : scales + first * kPanelTokens; };
-    return {keys + first, values + first, skip(key_scales), skip(value_scales), some};
+    return {keys + first, values + first, skip(key_scales), skip(value_scales), some, wide};
   }
 };
 
@@ -74,6 +78,7 @@ class ItemRunner {
     rows_ = item.row_end - item.row_begin;
     group_rows_ = Engine::group_rows(rows_);
     begin();
+    if constexpr (kCanWiden) wide_ = Engine::widens(rows_);
     const std::int64_t tile = tile_keys();
     for (std::int64_t key = item.key_begin / kPanelTokens * kPanelTokens; key < item.key_end; key += tile) {
       const Panels panels = find_panels(key, std::min<std::int64_t>(key + tile, item.key_end));
@@ -87,9 +92,15 @@ class ItemRunner {
   }
 
  private:
+  static constexpr bool kCanWiden = requires { Engine::widens(0); };
+
   std::int64_t tile_keys() const {
-    if (rows_ <= group_rows_) return kMaximumTileKeys;
-    const std::int64_t keys = kTileElements / head_size_ / kPanelTokens * kPanelTokens;
+    std::int64_t elements = kTileElements;
+    if constexpr (kCanWiden) {
+      if (wide_) elements = Engine::kWideTileElements;
+    }
+    if (rows_ <= group_rows_ && !wide_) return kMaximumTileKeys;
+    const std::int64_t keys = elements / head_size_ / kPanelTokens * kPanelTokens;
     return std::clamp(keys, 2 * kPanelTokens, kMaximumTileKeys);
   }
 
@@ -153,11 +164,11 @@ class ItemRunner {
         copy_scales(value_scales_ + count * kPanelTokens, scales + cache_.block_size, valid);
       }
     }
-    if constexpr (requires { Engine::widen(widened_, key_panels_, value_panels_, count, head_size_); }) {
-      Engine::widen(widened_, key_panels_, value_panels_, count, head_size_);
+    if constexpr (kCanWiden) {
+      if (wide_) Engine::widen(widened_, key_panels_, value_panels_, count, head_size_);
     }
     return {key_panels_, value_panels_, has_scales ? key_scales_ : nullptr, has_scales ? value_scales_ : nullptr,
-            count};
+            count,       wide_};
   }
 
   static void copy_scales(float* destination, const float* source, std::int64_t valid) {
@@ -289,6 +300,7 @@ class ItemRunner {
   const std::int64_t head_size_;
   const WorkItem* item_ = nullptr;
   std::int64_t rows_ = 0, group_rows_ = 0;
+  bool wide_ = false;  // the engine widens the item's panels
 
   CacheScales scales_;
 

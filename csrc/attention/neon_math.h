@@ -4,6 +4,8 @@
 
 #include <arm_neon.h>
 
+#include <initializer_list>
+
 namespace vllm_arm {
 namespace {
 
@@ -28,8 +30,8 @@ struct Exponent {
   }
 };
 
-// 2^x to 7.5e-5 of its value, a twenty-fifth of half a bf16 ulp, for x in [-126, 0]; -infinity gives zero. NaN stays
-// if its low half is zero.
+// 2^x to 7.5e-5 of its value, a twenty-fifth of half a bf16 ulp, for x in [-125.5, 0]. Below, it falls to zero, which
+// -infinity gives too. NaN stays if its low half is zero.
 [[maybe_unused]] float32x4_t exp2_approximate(float32x4_t x) {
   const Exponent exponent(x);
   float32x4_t power = vfmaq_f32(vdupq_n_f32(0x1.f0de1ap-3F), exponent.fraction, vdupq_n_f32(0x1.c3f760p-5F));
@@ -38,18 +40,18 @@ struct Exponent {
   return exponent.scale(power);
 }
 
-// 2^x to 1.5e-7 of its value, likewise. Every NaN stays.
+// 2^x to 1e-7 of its value, likewise. Every NaN stays.
 [[maybe_unused]] float32x4_t exp2_accurate(float32x4_t x) {
   const Exponent exponent(x);
   float32x4_t power = vdupq_n_f32(0x1.41d334p-13F);
   for (const float coefficient :
-       {0x1.5f456ap-10F, 0x1.3b2dbcp-7F, 0x1.c6aed4p-5F, 0x1.ebfbdap-3F, 0x1.62e430p-1F, 1.0F}) {
+       {0x1.5f456ap-10F, 0x1.3b2dbcp-7F, 0x1.c6aed4p-5F, 0x1.ebfbdap-3F, 0x1.62e43p-1F, 1.0F}) {
     power = vfmaq_f32(vdupq_n_f32(coefficient), exponent.fraction, power);
   }
   return vbslq_f32(vceqq_f32(x, x), exponent.scale(power), x);
 }
 
-// To 4e-7 of its value.
+// To 2e-7 of its value.
 [[maybe_unused]] float32x4_t tanh(float32x4_t x) {
   const float32x4_t magnitude = vabsq_f32(x), square = vmulq_f32(x, x), one = vdupq_n_f32(1);
   // Near zero 1 - e^(-2 |x|) would cancel: x + x^3 * P(x^2).

@@ -54,12 +54,14 @@ inline constexpr std::int64_t kTileElements = 256 * 128;
 inline constexpr std::int64_t kMaximumGroupRows = 8;
 
 // For every variant: queries and outputs of an item in fp32, logits and weights of a group of rows and a tile of keys,
-// a panel of values, and the keys and values of a tile in bf16.
+// a panel of values, and widened keys and values of a tile: kTileElements of each in bf16, half as many in fp32, or two
+// panels of the largest heads.
 constexpr std::int64_t paged_attention_scratch_bytes(std::int64_t head_size) {
   const std::int64_t rows = 4 * 2 * kMaximumItemRows * head_size;
   const std::int64_t logits = 4 * 2 * kMaximumGroupRows * kMaximumTileKeys;
   const std::int64_t panel = 4 * kPanelTokens * head_size;
-  const std::int64_t widened = 2 * 2 * kTileElements;
+  constexpr std::int64_t widened = 2 * 2 * kTileElements;
+  static_assert(widened >= 2 * 4 * 2 * kPanelTokens * kMaximumHeadSize);
   return rows + logits + panel + widened;
 }
 

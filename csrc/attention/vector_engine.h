@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #include "attention/item_runner.h"
@@ -24,6 +25,51 @@ void with_tile_rows(std::int64_t rows, Use use) {
   if (rows > 2) return use.template operator()<4>();
   if (rows > 1) return use.template operator()<2>();
   use.template operator()<1>();
+}
+
+template <typename Stored>
+constexpr bool kIsFloat8 = std::is_same_v<Stored, Float8E4M3> || std::is_same_v<Stored, Float8E5M2>;
+
+// What logits still lack: the scales of the cache, and NaN that was not loaded as such.
+template <typename Stored>
+void finish_scores(float* logits, std::int64_t rows, const Panels& panels, const KvCache& cache) {
+  const std::int64_t keys = panels.count * kPanelTokens;
+  if constexpr (std::is_same_v<Stored, Int8> || kIsFloat8<Stored>) {
+    for (std::int64_t row = 0; row < rows; ++row) {
+      for (std::int64_t key = 0; key < keys; key += 4) {
+        const float32x4_t scale = std::is_same_v<Stored, Int8> ? vld1q_f32(panels.key_scales + key)
+                                                               : vdupq_n_f32(kProductScale<Stored> * cache.key_scale);
+        vst1q_f32(logits + row * keys + key, vmulq_f32(vld1q_f32(logits + row * keys + key), scale));
+      }
+    }
+  }
+  if constexpr (Format<Stored>::kMayHideNan) {
+    if (panels.wide) return;
+    for (std::int64_t key = 0; key < keys; ++key) {
+      const auto* panel = reinterpret_cast<const Stored*>(panels.keys[key / kPanelTokens]);
+      if (key % kPanelTokens == 0 && !has_nan(panel, kPanelTokens * cache.head_size)) {
+        key += kPanelTokens - 1;
+      } else if (has_nan(panel + key % kPanelTokens * cache.head_size, cache.head_size)) {
+        for (std::int64_t row = 0; row < rows; ++row)
+          logits[row * keys + key] = std::numeric_limits<float>::quiet_NaN();
+      }
+    }
+  }
+}
+
+// NaN among values that was not loaded as such.
+template <typename Stored>
+void show_nan(float* outputs, std::int64_t rows, const Panels& panels, std::int64_t head_size) {
+  if (panels.wide) return;
+  for (std::int64_t panel = 0; panel < panels.count; ++panel) {
+    const auto* values = reinterpret_cast<const Stored*>(panels.values[panel]);
+    if (!has_nan(values, kPanelTokens * head_size)) continue;
+    for (std::int64_t i = 0; i < kPanelTokens * head_size; ++i) {
+      const float value = to_float(values[i]);
+      if (value == value) continue;
+      for (std::int64_t row = 0; row < rows; ++row) outputs[row * head_size + i % head_size] = value;
+    }
+  }
 }
 
 template <typename ElementType, typename Stored>
@@ -56,9 +102,12 @@ struct VectorEngine {
 
   static void scores(float* logits, float* largest, const char* packed_query, std::int64_t rows, const Panels& panels,
                      const KvCache& cache) {
+    const auto* query = reinterpret_cast<const float*>(packed_query);
     with_tile_rows(rows, [&]<int kRows>() {
-      compute_scores<Stored, kRows>(logits, reinterpret_cast<const float*>(packed_query), panels, cache);
+      if (panels.wide) return compute_scores<float, kRows>(logits, query, panels, cache.head_size);
+      compute_scores<Stored, kRows>(logits, query, panels, cache.head_size);
     });
+    finish_scores<Stored>(logits, rows, panels, cache);
     maxima(largest, logits, rows, panels.count);
   }
 
@@ -97,10 +146,31 @@ struct VectorEngine {
 
   static void accumulate(float* outputs, const char* packed_weights, std::int64_t rows, const Panels& panels,
                          const KvCache& cache, Accumulate mode, const float* factors) {
+    const auto* weights = reinterpret_cast<const float*>(packed_weights);
+    const float scale = kIsFloat8<Stored> ? kProductScale<Stored> * cache.value_scale : 1.0F;
     with_tile_rows(rows, [&]<int kRows>() {
-      add_products<Stored, kRows>(outputs, reinterpret_cast<const float*>(packed_weights), panels, cache, mode,
-                                  factors);
+      if (panels.wide) {
+        return add_products<float, kRows>(outputs, weights, panels, cache.head_size, scale, mode, factors);
+      }
+      add_products<Stored, kRows>(outputs, weights, panels, cache.head_size, scale, mode, factors);
     });
+    if constexpr (Format<Stored>::kMayHideNan) show_nan<Stored>(outputs, rows, panels, cache.head_size);
+  }
+
+  // In fp32, as much as fits in a first-level cache with the values, about.
+  static constexpr std::int64_t kWideTileElements = 64 * 128;
+
+  static bool widens(std::int64_t rows) { return !std::is_same_v<Stored, float> && rows > 2 * group_rows(rows); }
+
+  static void widen(char* destination, const char** keys, const char** values, std::int64_t count,
+                    std::int64_t head_size) {
+    auto* wide = reinterpret_cast<float*>(destination);
+    for (const char** panels : {keys, values}) {
+      for (std::int64_t i = 0; i < count; ++i, wide += kPanelTokens * head_size) {
+        widen_elements(wide, reinterpret_cast<const Stored*>(panels[i]), kPanelTokens * head_size);
+        panels[i] = reinterpret_cast<const char*>(wide);
+      }
+    }
   }
 
   static void copy_values(char* destination, const char* panel, std::int64_t valid, std::int64_t head_size) {

@@ -40,15 +40,19 @@ struct Format<BFloat16> {
   template <int kVectors>
   static void load(const BFloat16* source, float32x4_t (&values)[kVectors]) {
     if constexpr (kVectors == 1) {
-      values[0] = vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(&source->bits), 16));
+      values[0] = widen_low(vcombine_u16(vld1_u16(&source->bits), vdup_n_u16(0)));
     } else {
       for (int i = 0; i < kVectors; i += 2) {
-        const Float8 both = vllm_arm::load(source + 4 * i);
-        values[i] = both.low;
-        values[i + 1] = both.high;
+        const uint16x8_t bits = vld1q_u16(&source[4 * i].bits);
+        values[i] = widen_low(bits);
+        values[i + 1] = widen_high(bits);
       }
     }
   }
+
+  // Unlike a shift, ZIP runs in every pipe.
+  static float32x4_t widen_low(uint16x8_t bits) { return vreinterpretq_f32_u16(vzip1q_u16(vdupq_n_u16(0), bits)); }
+  static float32x4_t widen_high(uint16x8_t bits) { return vreinterpretq_f32_u16(vzip2q_u16(vdupq_n_u16(0), bits)); }
 };
 
 template <>
@@ -118,8 +122,8 @@ struct Format<Float8E4M3> {
   // The sign was copied into the upper bits of the exponent.
   static void widen(int16x8_t shifted, float32x4_t& low, float32x4_t& high) {
     const uint16x8_t bits = vandq_u16(vreinterpretq_u16_s16(shifted), vdupq_n_u16(0x87ff));
-    low = vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(bits), 16));
-    high = vreinterpretq_f32_u32(vshll_high_n_u16(bits, 16));
+    low = Format<BFloat16>::widen_low(bits);
+    high = Format<BFloat16>::widen_high(bits);
   }
 };
 
@@ -168,6 +172,23 @@ inline bool has_nan(const Float8E4M3* elements, std::int64_t count) {
     largest = vmaxq_u8(largest, vaddq_u8(bits, bits));
   }
   return vmaxvq_u8(largest) == 0xfe;
+}
+
+// Elements divided by kScale in fp32, NaN included; `count` is a multiple of 16.
+template <typename Stored>
+void widen_elements(float* destination, const Stored* source, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; i += 16) {
+    float32x4_t values[4];
+    Format<Stored>::load(source + i, values);
+    for (int j = 0; j < 4; ++j) vst1q_f32(destination + i + 4 * j, values[j]);
+  }
+  if constexpr (Format<Stored>::kMayHideNan) {
+    if (!has_nan(source, count)) return;
+    for (std::int64_t i = 0; i < count; ++i) {
+      const float value = to_float(source[i]);
+      if (value != value) destination[i] = value;
+    }
+  }
 }
 
 // fp32 to the bits of an 8-bit floating-point number: to nearest, ties to even; what is too large becomes the largest

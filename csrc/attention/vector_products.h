@@ -96,48 +96,15 @@ struct ScoresTile {
   }
 };
 
-// What a panel's logits still lack: the scales of the cache, and NaN that was not loaded as such.
-template <typename Stored>
-void finish_scores(float* logits, std::int64_t rows, std::int64_t stride, const Panels& panels, std::int64_t panel,
-                   const KvCache& cache) {
-  if constexpr (std::is_same_v<Stored, Int8>) {
-    const float* scales = panels.key_scales + panel * kPanelTokens;
-    for (std::int64_t row = 0; row < rows; ++row) {
-      for (std::int64_t i = 0; i < kPanelTokens; i += 4) {
-        float* four = logits + row * stride + i;
-        vst1q_f32(four, vmulq_f32(vld1q_f32(four), vld1q_f32(scales + i)));
-      }
-    }
-  } else if constexpr (sizeof(Stored) == 1) {
-    const float scale = kProductScale<Stored> * cache.key_scale;
-    for (std::int64_t row = 0; row < rows; ++row) {
-      for (std::int64_t i = 0; i < kPanelTokens; i += 4) {
-        float* four = logits + row * stride + i;
-        vst1q_f32(four, vmulq_n_f32(vld1q_f32(four), scale));
-      }
-    }
-  }
-  if constexpr (Format<Stored>::kMayHideNan) {
-    const auto* keys = reinterpret_cast<const Stored*>(panels.keys[panel]);
-    if (!has_nan(keys, kPanelTokens * cache.head_size)) return;
-    for (std::int64_t token = 0; token < kPanelTokens; ++token) {
-      if (!has_nan(keys + token * cache.head_size, cache.head_size)) continue;
-      for (std::int64_t row = 0; row < rows; ++row) logits[row * stride + token] = bits_to_float(0x7fc00000);
-    }
-  }
-}
-
 template <typename Stored, int kRows>
-[[gnu::noinline]] void compute_scores(float* logits, const float* query, const Panels& panels, const KvCache& cache) {
+[[gnu::noinline]] void compute_scores(float* logits, const float* query, const Panels& panels, std::int64_t head_size) {
   using Tile = ScoresTile<Stored, kRows>;
-  const std::int64_t head_size = cache.head_size, stride = panels.count * kPanelTokens;
+  const std::int64_t stride = panels.count * kPanelTokens;
   for (std::int64_t panel = 0; panel < panels.count; ++panel) {
     const auto* keys = reinterpret_cast<const Stored*>(panels.keys[panel]);
-    float* panel_logits = logits + panel * kPanelTokens;
     for (std::int64_t token = 0; token < kPanelTokens; token += Tile::kTokens) {
-      Tile::run(panel_logits + token, stride, query, keys + token * head_size, head_size);
+      Tile::run(logits + panel * kPanelTokens + token, stride, query, keys + token * head_size, head_size);
     }
-    finish_scores<Stored>(panel_logits, kRows, stride, panels, panel, cache);
   }
 }
 
@@ -185,16 +152,16 @@ struct OutputTile {
     for (std::int64_t panel = 0; panel < panels.count; ++panel) {
       const auto* values = reinterpret_cast<const Stored*>(panels.values[panel]) + column;
       for (int four = 0; four < kPanelTokens / 4; ++four, weights += 4 * kRows) {
-        float32x4_t factor[kRows];
-        unroll<kRows>([&](auto vector) { factor[vector] = vld1q_f32(weights + 4 * vector); });
         unroll<4>([&](auto key) {
+          float32x4_t factor[kRows];
+          unroll<kRows>([&](auto row) { factor[row] = vld1q_f32(weights + 4 * Order::vector(row, key)); });
           unroll<kColumns / kPart>([&](auto part) {
             float32x4_t value[kPart / 4];
             Format<Stored>::load(values + kPart * part, value);
             unroll<kRows>([&](auto row) {
               unroll<kPart / 4>([&](auto vector) {
                 float32x4_t& sum = sums[row][kPart / 4 * part + vector];
-                sum = vfmaq_laneq_f32(sum, value[vector], factor[Order::vector(row, key)], Order::lane(row, key));
+                sum = vfmaq_laneq_f32(sum, value[vector], factor[row], Order::lane(row, key));
               });
             });
           });
@@ -217,29 +184,12 @@ struct OutputTile {
   }
 };
 
-// NaN among the values of a panel that was not loaded as such.
-template <typename Stored>
-void show_nan(float* outputs, std::int64_t rows, const Panels& panels, std::int64_t head_size) {
-  for (std::int64_t panel = 0; panel < panels.count; ++panel) {
-    const auto* values = reinterpret_cast<const Stored*>(panels.values[panel]);
-    if (!has_nan(values, kPanelTokens * head_size)) continue;
-    for (std::int64_t i = 0; i < kPanelTokens * head_size; ++i) {
-      const float value = to_float(values[i]);
-      if (value == value) continue;
-      for (std::int64_t row = 0; row < rows; ++row) outputs[row * head_size + i % head_size] = value;
-    }
-  }
-}
-
 template <typename Stored, int kRows>
-[[gnu::noinline]] void add_products(float* outputs, const float* weights, const Panels& panels, const KvCache& cache,
-                                    Accumulate mode, const float* factors) {
+[[gnu::noinline]] void add_products(float* outputs, const float* weights, const Panels& panels, std::int64_t head_size,
+                                    float scale, Accumulate mode, const float* factors) {
   // Values are read once for each tile of columns, so these should stay in the first-level cache.
-  constexpr std::int64_t kBlockBytes = 32 * 1024;
-  const std::int64_t head_size = cache.head_size;
-  const std::int64_t block = std::max<std::int64_t>(1, kBlockBytes / cache.panel_bytes());
-  const float scale =
-      sizeof(Stored) == 1 && !std::is_same_v<Stored, Int8> ? kProductScale<Stored> * cache.value_scale : 1.0F;
+  constexpr std::int64_t kBlockElements = 32 * 1024 / sizeof(Stored);
+  const std::int64_t block = std::max<std::int64_t>(1, kBlockElements / (kPanelTokens * head_size));
   for (std::int64_t first = 0; first < panels.count; first += block) {
     const Panels some = panels.from(first, std::min(block, panels.count - first));
     const float* some_weights = weights + first * kPanelTokens * kRows;
@@ -254,7 +204,6 @@ template <typename Stored, int kRows>
     take.template operator()<16>();
     mode = Accumulate::keep;
   }
-  if constexpr (Format<Stored>::kMayHideNan) show_nan<Stored>(outputs, kRows, panels, head_size);
 }
 
 }  // namespace
