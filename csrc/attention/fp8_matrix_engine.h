@@ -107,7 +107,7 @@ struct Fp8RegisterEngine : Fp8Engine<Stored> {
     for (float32x4_t& maximum : maxima) maximum = vdupq_n_f32(-kInfinity);
     switch ((rows + 1) / 2) {
       case 1: scores_of<1, 8>(logits, maxima, query, panels, cache.head_size); break;
-      case 2: scores_of<2, 8>(logits, maxima, query, panels, cache.head_size); break;
+      case 2: scores_of<2, 4>(logits, maxima, query, panels, cache.head_size); break;
       case 3: scores_of<3, 4>(logits, maxima, query, panels, cache.head_size); break;
       default: scores_of<4, 4>(logits, maxima, query, panels, cache.head_size); break;
     }
@@ -119,7 +119,7 @@ struct Fp8RegisterEngine : Fp8Engine<Stored> {
     const auto* weights = reinterpret_cast<const bfloat16_t*>(packed_weights);
     switch ((rows + 1) / 2) {
       case 1: return accumulate_of<1, 8>(outputs, weights, panels, cache.head_size, mode, factors);
-      case 2: return accumulate_of<2, 8>(outputs, weights, panels, cache.head_size, mode, factors);
+      case 2: return accumulate_of<2, 4>(outputs, weights, panels, cache.head_size, mode, factors);
       case 3: return accumulate_of<3, 4>(outputs, weights, panels, cache.head_size, mode, factors);
       default: return accumulate_of<4, 4>(outputs, weights, panels, cache.head_size, mode, factors);
     }
@@ -177,6 +177,7 @@ struct Fp8RegisterEngine : Fp8Engine<Stored> {
       const bfloat16_t* group_weights = weights;
       for (std::int64_t panel = 0; panel < panels.count; ++panel) {
         const auto* values = reinterpret_cast<const std::uint8_t*>(panels.values[panel]) + pair * 16;
+#pragma GCC unroll 1
         for (int group = 0; group < 2; ++group, values += 8 * head_size, group_weights += 2 * kUnit) {
           for (int d = 0; d < kDimPairs; ++d) {
             bfloat16x8_t even, odd;
