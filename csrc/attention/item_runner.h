@@ -222,6 +222,9 @@ class ItemRunner {
       if (maximum > maxima_[row + i] || maximum != maximum) {
         maxima_[row + i] = maximum;
         rescale = true;
+      } else {
+        // An engine's 2^0 may differ from 1, and its error would add up over tiles.
+        factors[i] = 1;
       }
       sums_[row + i] = sums_[row + i] * factors[i] + row_sums[i];
     }
