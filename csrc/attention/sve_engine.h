@@ -2,9 +2,7 @@
 // Attention's arithmetic in bf16 by SVE, for any vector of 1, 2 or 4 units of 16 bytes. Orders are those of
 // matrix_engine.h except the keys': a vector holds as many pairs of keys as it has units, at the same four dimensions,
 //   keys of a panel     [8 / units][head_size / 4][units] of [2 keys][4 dims]
-// so that a product of a pair of rows, repeated in each unit, and a vector of keys is contiguous in the logits. Where
-// a vector is one unit the orders are the same, and so are the products: they are NEON's, which loads two vectors at a
-// time. The exponential is SVE's at every length.
+// so that a product of a pair of rows, repeated in each unit, and a vector of keys is contiguous in the logits.
 #pragma once
 
 #include <arm_sve.h>
@@ -16,23 +14,42 @@
 namespace vllm_arm {
 namespace {
 
+constexpr std::int64_t kMaximumUnits = 4;
+
 // Units of a vector, or 0 if it has a length that the engine does not know.
 inline std::int64_t vector_units() {
   const std::int64_t units = svcntd() / 2;
   return units == 1 || units == 2 || units == 4 ? units : 0;
 }
 
-// 2^x to 2e-5 of its value; x is at most about 0, and less than -126 counts as -126. NaN stays. FEXPA looks up
-// 2^(i / 64) and takes the exponent; the rest of x is at most 1/128, for which two terms are enough.
+// A constant that stays in its register throughout a loop: the compiler does not see that it could make it again.
+inline svfloat32_t in_register(float value) {
+  svfloat32_t result = svdup_f32(value);
+  asm("" : "+w"(result));
+  return result;
+}
+
+// 2^(x + kExponentOffset) to 4e-5 of its value; x is at most about 0, and less than -126 counts as -126. NaN stays.
+// FEXPA looks up 2^(i / 64) and takes the exponent n. For the rest r of x, at most 1/128, 2^r is c + r over c but for
+// r's square where c is 1 / ln(2); c is rounded to a multiple of 1/64, and left out of the offset.
+constexpr float kLinearOffset = 1.4375F;
+constexpr float kExponentOffset = 0.52356195605701F;  // the logarithm of kLinearOffset in base 2
+
 inline svfloat32_t exp2_lookup(svbool_t all, svfloat32_t x) {
-  // Adding this leaves the nearest multiple of 1/64 in the lowest bits, with the bias of the exponent above the six of
-  // i.
-  const svfloat32_t shift = svdup_f32(0x1.803f8p17F);
-  x = svmax_x(all, x, svdup_f32(-126.0F));
-  const svfloat32_t shifted = svadd_x(all, x, shift);
-  const svfloat32_t rest = svsub_x(all, x, svsub_x(all, shifted, shift));
-  const svfloat32_t power = svexpa(svreinterpret_u32(shifted));
-  return svmla_x(all, power, power, svmul_x(all, rest, svdup_f32(0x1.62e43p-1F)));
+  // Adding this leaves the nearest multiple of 1/64 in the lowest bits: i, and above it n with its bias.
+  constexpr float kShift = 0x1.803f8p17F;
+  x = svmax_x(all, x, in_register(-126));
+  const svfloat32_t shifted = svadd_x(all, x, in_register(kShift));
+  const svfloat32_t linear = svsub_x(all, x, svsub_x(all, shifted, in_register(kShift + kLinearOffset)));
+  return svmul_x(all, svexpa(svreinterpret_u32(shifted)), linear);
+}
+
+// What `join` makes of the units of a vector in memory.
+template <typename Join>
+inline float32x4_t join_units(const float* lanes, Join join) {
+  float32x4_t result = vld1q_f32(lanes);
+  for (std::int64_t unit = 1; unit < vector_units(); ++unit) result = join(result, vld1q_f32(lanes + 4 * unit));
+  return result;
 }
 
 // A pair of rows, the same for each unit of a vector.
@@ -52,15 +69,17 @@ struct SveTile<kRowPairs, std::index_sequence<kVector...>> {
   static constexpr std::int64_t kVectors = sizeof...(kVector);
 
   // Products of rows with all dimensions of the keys at `keys`, and the largest of each row in `maxima`, a vector each.
-  static void scores(float* logits, std::int64_t logits_stride, float* maxima, const bfloat16_t* query,
-                     std::int64_t head_size, const bfloat16_t* const* keys) {
+  [[gnu::always_inline]] static inline void scores(float* logits, std::int64_t logits_stride, float* maxima,
+                                                   const bfloat16_t* query, std::int64_t head_size,
+                                                   const bfloat16_t* const* keys) {
     scores(logits, logits_stride, maxima, query, head_size, keys, zero<kVector>()..., zero<kVector>()...,
            zero<kVector>()..., zero<kVector>()...);
   }
 
   // Adds products of weights with the dimensions of values that begin at pair `first_pair`.
-  static void accumulate(float* outputs, const bfloat16_t* weights, const Panels& panels, std::int64_t head_size,
-                         std::int64_t first_pair, Accumulate mode, const float* factors) {
+  [[gnu::always_inline]] static inline void accumulate(float* outputs, const bfloat16_t* weights, const Panels& panels,
+                                                       std::int64_t head_size, std::int64_t first_pair, Accumulate mode,
+                                                       const float* factors) {
     float* tile = outputs + first_pair * 4;
     const std::int64_t stride = 2 * head_size;
     const svbool_t present = mode == Accumulate::first ? svpfalse() : svptrue_b32();
@@ -130,12 +149,14 @@ struct SveTile<kRowPairs, std::index_sequence<kVector...>> {
                                                    Sum<kVector>... sums3) {
     const svbool_t all = svptrue_b16();
     const std::int64_t stride = 2 * head_size, step = svcnth();
-    std::int64_t in_keys = 0;
-    for (std::int64_t i = 0; i < stride; i += kUnit, in_keys += step) {
+    std::int64_t i = 0, in_keys = 0;
+    do {
       const svbfloat16_t rows0 = rows_of<0>(query + i, stride), rows1 = rows_of<1>(query + i, stride);
       const svbfloat16_t rows2 = rows_of<2>(query + i, stride), rows3 = rows_of<3>(query + i, stride);
       (multiply(sums0, sums1, sums2, sums3, rows0, rows1, rows2, rows3, svld1(all, keys[kVector] + in_keys)), ...);
-    }
+      i += kUnit;
+      in_keys += step;
+    } while (i < stride);
     store<0>(logits, logits_stride, sums0...);
     store<1>(logits, logits_stride, sums1...);
     store<2>(logits, logits_stride, sums2...);
@@ -180,23 +201,25 @@ using SveTileOf = SveTile<kRowPairs, std::make_index_sequence<kVectors>>;
 struct SveEngine : MatrixEngine {
   static void scores(float* logits, float* largest, const char* packed_query, std::int64_t rows, const Panels& panels,
                      const KvCache& cache) {
-    if (vector_units() == 1) return MatrixEngine::scores(logits, largest, packed_query, rows, panels, cache);
     const auto* query = reinterpret_cast<const bfloat16_t*>(packed_query);
-    constexpr std::int64_t kMaximumLanes = 4 * 4;
-    float maxima[kMaximumGroupRows / 2 * kMaximumLanes];
+    float maxima[kMaximumGroupRows / 2 * kMaximumUnits * 4];
     std::fill(std::begin(maxima), std::end(maxima), -kInfinity);
+    const auto scores_of_pairs = [&]<int kRowPairs>() {
+      switch (vector_units()) {
+        case 1: return scores_of<kRowPairs, 1>(logits, maxima, query, panels, cache.head_size);
+        case 2: return scores_of<kRowPairs, 2>(logits, maxima, query, panels, cache.head_size);
+        default: return scores_of<kRowPairs, 4>(logits, maxima, query, panels, cache.head_size);
+      }
+    };
     switch ((rows + 1) / 2) {
-      case 1: scores_of<1>(logits, maxima, query, panels, cache.head_size); break;
-      case 2: scores_of<2>(logits, maxima, query, panels, cache.head_size); break;
-      case 3: scores_of<3>(logits, maxima, query, panels, cache.head_size); break;
-      default: scores_of<4>(logits, maxima, query, panels, cache.head_size); break;
+      case 1: scores_of_pairs.template operator()<1>(); break;
+      case 2: scores_of_pairs.template operator()<2>(); break;
+      case 3: scores_of_pairs.template operator()<3>(); break;
+      default: scores_of_pairs.template operator()<4>(); break;
     }
     float32x4_t units[kMaximumGroupRows / 2];
-    const std::int64_t lanes = svcntw();
     for (std::int64_t pair = 0; 2 * pair < rows; ++pair) {
-      units[pair] = vld1q_f32(maxima + pair * lanes);
-      for (std::int64_t i = 4; i < lanes; i += 4)
-        units[pair] = vmaxq_f32(units[pair], vld1q_f32(maxima + pair * lanes + i));
+      units[pair] = join_units(maxima + pair * svcntw(), [](float32x4_t a, float32x4_t b) { return vmaxq_f32(a, b); });
     }
     store_maxima(largest, units, rows);
   }
@@ -208,33 +231,32 @@ struct SveEngine : MatrixEngine {
     const svuint16_t order = weights_order();
     const svfloat32_t factor = svdup_f32(scale);
     const svbfloat16_t ones = svdup_bf16(vcvth_bf16_f32(1.0F));
-    const svuint32_t lane = svand_x(all, svindex_u32(0, 1), 3);
-    const svbool_t of_first = svcmpeq(all, lane, 0), of_second = svcmpeq(all, lane, 2);
     const auto lanes = static_cast<std::int64_t>(svcntw());
     for (std::int64_t row = 0; row < rows; row += 2) {
-      const svfloat32_t maximum =
-          svdupq_f32(subtracted[row], subtracted[row], subtracted[row + 1], subtracted[row + 1]);
+      float pair[4];
+      vst1q_f32(pair, vaddq_f32(pair_of(subtracted + row), vdupq_n_f32(kExponentOffset)));
+      const svfloat32_t maximum = svld1rq(all, pair);
       svfloat32_t sum = svdup_f32(0);
       for (std::int64_t i = 0; i < panels.count * kPanelPairs * 4; i += 2 * lanes) {
         const svfloat32_t first = exp2_lookup(all, svnmls_x(all, maximum, svld1(all, logits), factor));
         const svfloat32_t second = exp2_lookup(all, svnmls_x(all, maximum, svld1(all, logits + lanes), factor));
         const svbfloat16_t rounded = svcvtnt_bf16_x(svcvt_bf16_x(all, first), all, second);
-        const svbfloat16_t units = svtbl(rounded, order);
-        sum = svbfmmla(sum, units, ones);
-        svst1(svptrue_b16(), result, units);
+        const svbfloat16_t ordered = svtbl(rounded, order);
+        sum = svbfmmla(sum, ordered, ones);
+        svst1(svptrue_b16(), result, ordered);
         logits += 2 * lanes;
         result += 2 * lanes;
       }
-      sums[row] = svaddv(of_first, sum);
-      sums[row + 1] = svaddv(of_second, sum);
+      float units[kMaximumUnits * 4];
+      svst1(all, units, sum);
+      const float32x4_t both = join_units(units, [](float32x4_t a, float32x4_t b) { return vaddq_f32(a, b); });
+      sums[row] = vgetq_lane_f32(both, 0);
+      sums[row + 1] = vgetq_lane_f32(both, 2);
     }
   }
 
   static void accumulate(float* outputs, const char* packed_weights, std::int64_t rows, const Panels& panels,
                          const KvCache& cache, Accumulate mode, const float* factors) {
-    if (vector_units() == 1) {
-      return MatrixEngine::accumulate(outputs, packed_weights, rows, panels, cache, mode, factors);
-    }
     const auto* weights = reinterpret_cast<const bfloat16_t*>(packed_weights);
     switch ((rows + 1) / 2) {
       case 1: return accumulate_of<1>(outputs, weights, panels, cache.head_size, mode, factors);
@@ -262,31 +284,32 @@ struct SveEngine : MatrixEngine {
   }
 
   // The vectors of keys of all panels, numbered one after another.
-  template <int kRowPairs>
-  static void scores_of(float* logits, float* maxima, const bfloat16_t* query, const Panels& panels,
-                        std::int64_t head_size) {
-    const std::int64_t per_panel = kPanelPairs / vector_units(), count = panels.count * per_panel;
-    const std::int64_t logits_stride = count * svcntw();
+  template <int kRowPairs, int kUnits>
+  [[gnu::noinline]] static void scores_of(float* logits, float* maxima, const bfloat16_t* query, const Panels& panels,
+                                          std::int64_t head_size) {
+    constexpr int kPanelVectors = kPanelPairs / kUnits;
+    const std::int64_t vector_elements = head_size / 4 * svcnth();
+    const std::int64_t count = panels.count * kPanelVectors, logits_stride = count * svcntw();
     std::int64_t first = 0;
     const auto take = [&]<int kVectors>() {
       for (; first + kVectors <= count; first += kVectors) {
+        const std::int64_t in_panel = kVectors < kPanelVectors ? first % kPanelVectors : 0;
         const bfloat16_t* keys[kVectors];
-        for (std::int64_t i = 0; i < kVectors; ++i) {
-          keys[i] = reinterpret_cast<const bfloat16_t*>(panels.keys[(first + i) / per_panel]) +
-                    (first + i) % per_panel * (head_size / 4) * svcnth();
+        for (int i = 0; i < kVectors; ++i) {
+          keys[i] = reinterpret_cast<const bfloat16_t*>(panels.keys[first / kPanelVectors + i / kPanelVectors]) +
+                    (in_panel + i % kPanelVectors) * vector_elements;
         }
         SveTileOf<kRowPairs, kVectors>::scores(logits + first * svcntw(), logits_stride, maxima, query, head_size,
                                                keys);
       }
     };
     take.template operator()<tile_vectors(kRowPairs)>();
-    if constexpr (tile_vectors(kRowPairs) > 4) take.template operator()<4>();
-    take.template operator()<2>();
+    if constexpr (tile_vectors(kRowPairs) > kPanelVectors) take.template operator()<kPanelVectors>();
   }
 
   template <int kRowPairs>
-  static void accumulate_of(float* outputs, const bfloat16_t* weights, const Panels& panels, std::int64_t head_size,
-                            Accumulate mode, const float* factors) {
+  [[gnu::noinline]] static void accumulate_of(float* outputs, const bfloat16_t* weights, const Panels& panels,
+                                              std::int64_t head_size, Accumulate mode, const float* factors) {
     const std::int64_t units = vector_units(), count = head_size / 2 / units;
     std::int64_t first = 0;
     const auto take = [&]<int kVectors>() {
