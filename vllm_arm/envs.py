@@ -74,6 +74,7 @@ VARIABLES: dict[str, Variable] = {
     "VLLM_ARM_OPENMP": _switch("an OpenMP runtime with LSE atomics where torch's has none"),
     "VLLM_ARM_BINDING": _switch("binding of each worker's threads by the machine's NUMA topology"),
     "VLLM_ARM_NORM": _switch("fused RMSNorm kernels"),
+    "VLLM_ARM_ATTENTION": _switch("paged attention kernels, and a quantised KV cache"),
 }
 
 
@@ -96,6 +97,7 @@ VLLM_ARM_MIMALLOC: bool
 VLLM_ARM_OPENMP: bool
 VLLM_ARM_BINDING: bool
 VLLM_ARM_NORM: bool
+VLLM_ARM_ATTENTION: bool
 
 
 def __getattr__(name: str) -> object:

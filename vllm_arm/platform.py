@@ -10,13 +10,16 @@ import vllm
 from vllm.platforms.cpu import CpuPlatform
 
 import vllm_arm
-from vllm_arm import norm
+from vllm_arm import envs, norm
+from vllm_arm.attention import selection
 from vllm_arm.logs import get_logger
 from vllm_arm.runtime import environment
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.config.kernel import IrOpPriorityConfig
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+    from vllm.v1.attention.selector import AttentionSelectorConfig
 
 
 logger = get_logger(__name__)
@@ -41,6 +44,31 @@ class ArmCpuPlatform(CpuPlatform):  # type: ignore[misc]  # vLLM is not typed fo
         environment.preload_libraries(Path(torch.__file__).parent)
         super().check_and_update_config(vllm_config)
         environment.drop_bundled_allocator(Path(vllm.__file__).parent)
+        selection.check_model(vllm_config)
+
+    @classmethod
+    def get_attn_backend_cls(
+        cls,
+        selected_backend: "AttentionBackendEnum",
+        attn_selector_config: "AttentionSelectorConfig",
+        num_heads: int | None = None,
+    ) -> str:
+        """The attention backend of a layer. Raises ``ValueError`` on a layer that ours cannot run."""
+        chosen: str = super().get_attn_backend_cls(selected_backend, attn_selector_config, num_heads)
+        if chosen == selection.BACKEND:
+            selection.check_layer(attn_selector_config)
+        return chosen
+
+    @classmethod
+    def pack_kv_cache(cls, kv_cache: torch.Tensor, indices: torch.Tensor) -> None:
+        """Bring blocks that another engine computed into the layout of this platform's attention."""
+        # A cache of latent attention has three dimensions, and is not ours.
+        if kv_cache.dim() != 4 or not envs.VLLM_ARM_ATTENTION:
+            super().pack_kv_cache(kv_cache, indices)
+            return
+        from vllm_arm.attention import transfer
+
+        transfer.pack_kv_cache(kv_cache, indices)
 
     @classmethod
     def import_ir_kernels(cls) -> None:
@@ -55,3 +83,6 @@ class ArmCpuPlatform(CpuPlatform):  # type: ignore[misc]  # vLLM is not typed fo
 
         providers = norm.providers(vllm_config)
         return IrOpPriorityConfig.with_default(["native"], rms_norm=providers, fused_add_rms_norm=list(providers))
+
+
+selection.register()

@@ -69,7 +69,7 @@ RULES = (
     Rule(r"(c10d|_c10d_functional|gloo)::.*|gloo:.*", COLLECTIVES),
     Rule(r"_C\w*::shm_(all|send|recv|gather)\w*|vllm_arm::(all|reduce)_\w+", COLLECTIVES),
     Rule(r"vllm::(all_reduce|all_gather|reduce_scatter)\w*", COLLECTIVES, looks_within=True),
-    Rule(r"vllm_arm::(cache_write|reshape_and_cache)\w*", CACHE_WRITE),
+    Rule(r"vllm_arm::write_kv_cache", CACHE_WRITE),
     Rule(r"_C\w*::(\w*reshape_and_cache\w*|concat_and_cache\w*)", CACHE_WRITE),
     Rule(r"vllm::unified_(mla_)?kv_cache_update", CACHE_WRITE, looks_within=True),
     Rule(r"vllm_arm::\w*attention\w*", ATTENTION),

@@ -2,6 +2,7 @@
 """vllm-arm doctor and vllm-arm patches."""
 
 import json
+import sys
 
 import pytest
 from click.testing import CliRunner, Result
@@ -22,6 +23,9 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("VLLM_ARM_FORCE", "1")
     monkeypatch.delenv("LD_PRELOAD", raising=False)
+    # As in a process of its own: doctor says so where vLLM was imported unpatched, as other tests do.
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
+        monkeypatch.delitem(sys.modules, name)
 
 
 def checks() -> dict[tuple[str, str], dict[str, str]]:
@@ -77,6 +81,7 @@ def test_switched_off_is_shown_as_off(monkeypatch: pytest.MonkeyPatch) -> None:
         ("Allocator", "EngineCore and workers"),
         ("NUMA and binding", "threads"),
         ("Kernels", "RMSNorm, eager"),
+        ("Kernels", "attention"),
     ):
         assert found[key]["status"] == "off", key
     assert {check["value"] for (section, _), check in found.items() if section == "Patches"} == {"off"}

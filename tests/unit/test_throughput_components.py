@@ -38,6 +38,8 @@ def scope(name: str, begin: float, end: float) -> c.Event:
         ("vllm_arm::paged_attention", c.ATTENTION),
         ("aten::scaled_dot_product_attention", c.ATTENTION),
         ("_C::cpu_attn_reshape_and_cache", c.CACHE_WRITE),
+        ("vllm_arm::write_kv_cache", c.CACHE_WRITE),
+        ("vllm_arm::schedule_attention", c.ATTENTION),
         ("_C_cache_ops::concat_and_cache_mla", c.CACHE_WRITE),
         ("vllm_arm::rms_norm", c.NORMS),
         ("vllm_arm::fused_add_rms_norm", c.NORMS),

@@ -138,6 +138,7 @@ def _cpu() -> list[Check]:
 
 def _kernels() -> list[Check]:
     from vllm_arm import _host, norm, ops
+    from vllm_arm.attention import selection
 
     features = _host.host_features()
     checks = []
@@ -158,6 +159,9 @@ def _kernels() -> list[Check]:
         used, reason = norm.choice(compiles)
         value = "vllm_arm" if used else "vLLM's own"
         checks.append(Check("Kernels", f"RMSNorm, {mode}", "ok" if used else "off", value, reason))
+    used, reason = selection.choice()
+    value = "vllm_arm" if used else "vLLM's own"
+    checks.append(Check("Kernels", "attention", "ok" if used else "off", value, reason))
     return checks
 
 
