@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# make setup | demo | test (= test-native + test-arm) | cycles | cycles-check | lint | clean
+# make setup | demo | test (= test-native + test-arm) | conformance | cycles | cycles-check | lint | clean
 SHELL := /bin/bash
 VENV ?= .venv
 PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(shell command -v $(p))))
@@ -13,7 +13,7 @@ ARM_WHEEL := build/aarch64/.wheel
 CYCLES_OPTIONS = $(if $(OP),--op $(OP)) $(if $(CASE),--case $(CASE)) $(if $(IMPL),--impl $(IMPL)) \
   $(foreach core,$(CORE),--core $(core)) $(if $(SUBSET),--subset $(SUBSET))
 
-.PHONY: setup demo test test-native test-arm arm-root cross-wheel cycles cycles-check lint clean
+.PHONY: setup demo test test-native test-arm conformance arm-root cross-wheel cycles cycles-check lint clean
 
 setup: $(EXTENSION)
 
@@ -37,6 +37,10 @@ test-native: setup $(VENV)/.bench
 	PATH="$(abspath $(BIN)):$$PATH" cmake --build build/native-tests --parallel
 	build/native-tests/tests/cpp/kernel_tests
 	$(BIN)/python -m pytest tests --ignore=tests/emulation $(PYTEST_ARGUMENTS)
+
+# All of vLLM's own tests of the ops that ours replace; test-native runs a sample.
+conformance: setup
+	VLLM_ARM_CONFORMANCE=all $(BIN)/python -m pytest -s tests/conformance $(PYTEST_ARGUMENTS)
 
 arm-root: setup
 	@$(PYTHON) tools/system_packages.py emulation
