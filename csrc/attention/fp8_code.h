@@ -59,7 +59,7 @@ constexpr Fp8Tables make_fp8_tables() {
     const unsigned sign = bits & 0x80, magnitude = bits & 0x7f;
     const unsigned exponent = (magnitude >> Traits::mantissa_bits) + Traits::exponent_offset;
     tables.high[i] = static_cast<std::uint8_t>(sign | exponent >> 1);
-    if (magnitude < 8) tables.high[i] = static_cast<std::uint8_t>((bits ^ kFp8Inverted) ^ (sign >> 4));
+    if (magnitude < 8) tables.high[i] = static_cast<std::uint8_t>((i << 3) ^ (sign >> 4));
   }
   for (unsigned i = 0; i < 16; ++i) {
     const unsigned sign = (i & 8) << 12, magnitude = i & 7;

@@ -73,9 +73,9 @@ struct Int8MatrixEngine : MatrixEngine {
       largest = vmaxq_f32(largest, other_largest);
       const float32x2_t of_rows = vpmax_f32(vget_low_f32(largest), vget_high_f32(largest));
       vst1_f32(weight_scales + row, vmul_n_f32(of_rows, 1 / kLargestWeight));
-      const float32x2_t inverse = vdiv_f32(vdup_n_f32(kLargestWeight), of_rows);
-      result = round_weights(result, exact, count,
-                             vzip1q_f32(vcombine_f32(inverse, inverse), vcombine_f32(inverse, inverse)));
+      float inverses[2];
+      vst1_f32(inverses, vdiv_f32(vdup_n_f32(kLargestWeight), of_rows));
+      result = round_weights(result, exact, count, pair_of(inverses));
     }
   }
 
@@ -176,7 +176,7 @@ struct Int8MatrixEngine : MatrixEngine {
   }
 
   // `count` weights of a pair of rows: [2 rows][2 keys] of fp32 become [2 rows][8 keys] of bytes. `count` is a multiple
-  // of 32.
+  // of 16.
   static std::uint8_t* round_weights(std::uint8_t* result, const float* exact, std::int64_t count,
                                      float32x4_t inverse) {
     static constexpr std::uint8_t kByRows[16] = {0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15};
