@@ -157,8 +157,8 @@ struct VectorEngine {
     if constexpr (Format<Stored>::kMayHideNan) show_nan<Stored>(outputs, rows, panels, cache.head_size);
   }
 
-  // In fp32, as much as fits in a first-level cache with the values, about.
-  static constexpr std::int64_t kWideTileElements = 64 * 128;
+  // In fp32 as many bytes as others' in bf16.
+  static constexpr std::int64_t kWideTileElements = kTileElements / 2;
 
   static bool widens(std::int64_t rows) { return !std::is_same_v<Stored, float> && rows > 2 * group_rows(rows); }
 

@@ -172,12 +172,13 @@ struct OutputTile {
     unroll<kRows>([&](auto row) {
       float* output = outputs + row * head_size + column;
       unroll<kVectors>([&](auto vector) {
-        const float32x4_t sum = vmulq_n_f32(sums[row][vector], scale);
+        const float32x4_t sum = sums[row][vector];
         float* four = output + 4 * vector;
         switch (mode) {
-          case Accumulate::first: return vst1q_f32(four, sum);
-          case Accumulate::keep: return vst1q_f32(four, vaddq_f32(vld1q_f32(four), sum));
-          case Accumulate::rescale: return vst1q_f32(four, vfmaq_n_f32(sum, vld1q_f32(four), factors[row]));
+          case Accumulate::first: return vst1q_f32(four, vmulq_n_f32(sum, scale));
+          case Accumulate::keep: return vst1q_f32(four, vfmaq_n_f32(vld1q_f32(four), sum, scale));
+          case Accumulate::rescale:
+            return vst1q_f32(four, vfmaq_n_f32(vmulq_n_f32(vld1q_f32(four), factors[row]), sum, scale));
         }
       });
     });
