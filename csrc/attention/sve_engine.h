@@ -199,6 +199,24 @@ template <int kRowPairs, int kVectors>
 using SveTileOf = SveTile<kRowPairs, std::make_index_sequence<kVectors>>;
 
 struct SveEngine : MatrixEngine {
+  static void pack_query(char* destination, const char* const* sources, std::int64_t rows, std::int64_t head_size) {
+    auto* packed = reinterpret_cast<bfloat16_t*>(destination);
+    const auto step = static_cast<std::int64_t>(svcnth());
+    for (std::int64_t row = 0; row < rows; row += 2, packed += 2 * head_size) {
+      const bool has_second = row + 1 < rows;
+      const auto* first = reinterpret_cast<const bfloat16_t*>(sources[row]);
+      const auto* second = reinterpret_cast<const bfloat16_t*>(sources[has_second ? row + 1 : row]);
+      for (std::int64_t i = 0; i < head_size; i += step) {
+        const svbool_t within = svwhilelt_b16(i, head_size);
+        const svuint64_t a = svreinterpret_u64(svld1(within, first + i));
+        const svuint64_t b = svreinterpret_u64(svld1(has_second ? within : svpfalse(), second + i));
+        bfloat16_t* units = packed + 2 * i;
+        svst1(svwhilelt_b16(2 * i, 2 * head_size), units, svreinterpret_bf16(svzip1(a, b)));
+        svst1(svwhilelt_b16(2 * i + step, 2 * head_size), units + step, svreinterpret_bf16(svzip2(a, b)));
+      }
+    }
+  }
+
   static void scores(float* logits, float* largest, const char* packed_query, std::int64_t rows, const Panels& panels,
                      const KvCache& cache) {
     const auto* query = reinterpret_cast<const bfloat16_t*>(packed_query);
