@@ -16,3 +16,9 @@ def get_logger(name: str) -> logging.Logger:
 def warning_once(logger: logging.Logger, message: str) -> None:
     """Log ``message`` as a warning the first time that it is given in this process."""
     logger.warning(message)
+
+
+@cache
+def info_once(logger: logging.Logger, message: str) -> None:
+    """Log ``message`` the first time that it is given in this process."""
+    logger.info(message)

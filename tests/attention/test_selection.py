@@ -11,8 +11,9 @@ from vllm.v1.attention.backends import registry
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.selector import AttentionSelectorConfig
 
+from vllm_arm import ops
 from vllm_arm.attention import selection, transfer
-from vllm_arm.logs import warning_once
+from vllm_arm.logs import info_once, warning_once
 from vllm_arm.platform import ArmCpuPlatform
 
 VLLM_BACKEND = "vllm.v1.attention.backends.cpu_attn.CPUAttentionBackend"
@@ -38,6 +39,7 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_ATTN_OVERRIDES", {})
     monkeypatch.delenv("VLLM_ARM_ATTENTION", raising=False)
     warning_once.cache_clear()
+    info_once.cache_clear()
 
 
 def backend(**settings: Any) -> str:
@@ -48,11 +50,15 @@ def backend(**settings: Any) -> str:
 def test_ours_takes_the_place_of_vllms() -> None:
     assert backend() == selection.BACKEND
     assert AttentionBackendEnum.CPU_ATTN.get_class().__name__ == "ArmAttentionBackend"
-    assert selection.choice() == (True, "portable kernel") or selection.choice()[1].split()[0] in (
-        "neon",
-        "bf16",
-        "sve",
-    )
+    assert selection.choice() == (True, f"{ops.active_isa('paged_attention')} kernel")
+
+
+def test_which_kernel_runs_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(selection.logger, "info", lines.append)
+    backend()
+    backend(head_size=128)
+    assert lines == [f"attention runs on vllm-arm's {ops.active_isa('paged_attention')} kernel"]
 
 
 def test_switched_off_leaves_vllms(monkeypatch: pytest.MonkeyPatch) -> None:

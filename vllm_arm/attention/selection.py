@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from vllm_arm import _host, envs
-from vllm_arm.logs import get_logger, warning_once
+from vllm_arm.logs import get_logger, info_once, warning_once
 from vllm_arm.ops import attention
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def check_layer(config: "AttentionSelectorConfig") -> None:
         reason for reason in ArmAttentionBackend.validate_configuration(**settings) if reason.split(" ")[0] not in named
     ]
     _refuse(limits)
+    info_once(logger, f"attention runs on vllm-arm's {choice()[1]}")
 
 
 def _limits(head_size: int, dtype: torch.dtype, kv_cache_dtype: str | None, block_size: int | None) -> list[str]:
