@@ -1,17 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's source distribution, which holds the tests that its wheels leave out: fetched once, checked at every use."""
+"""vLLM's source distribution, which holds the tests that its wheels leave out."""
 
-import hashlib
-import os
-import subprocess
-import sys
 import tarfile
 import tempfile
 from pathlib import Path
 
-from filelock import FileLock
-
-from tests.emulation.cache import default_cache
+from tests.downloads import fetch
 
 VERSION = "0.32.0"
 SHA256 = "d2c957d5eee3d0985012151315ddc62cbe0cd368fc96a5fc3510438d9dddf2ad"
@@ -33,48 +27,24 @@ def build_wheel(directory, settings=None, metadata=None):
 """
 
 
-class DownloadError(Exception):
-    """The source distribution cannot be had; the message is pip's first error line."""
-
-
 def read_file(path: str) -> bytes:
     """The contents of the file ``path`` of vLLM's sources, for instance ``tests/conftest.py``.
 
-    Raises ``DownloadError`` where they are not in the cache folder and cannot be downloaded, ``ValueError`` where what
-    is there is not what is pinned.
+    Raises ``DownloadError`` where they cannot be had, ``ValueError`` where they are not what is pinned.
     """
-    with tarfile.open(_archive()) as archive:
-        member = archive.extractfile(f"vllm-{VERSION}/{path}")
-        assert member is not None, f"{path} is not a file"
-        return member.read()
-
-
-def _archive() -> Path:
-    folder = default_cache().parent / "sdists"
-    folder.mkdir(parents=True, exist_ok=True)
-    archive = folder / _NAME
-    with FileLock(folder / ".lock"):
-        if not archive.exists():
-            _download(folder)
-    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
-    if digest != SHA256:
-        raise ValueError(f"{archive}: expected the SHA-256 {SHA256}, got {digest}; remove it")
-    return archive
-
-
-def _download(folder: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        backend = Path(scratch, "backend/setuptools")
-        backend.mkdir(parents=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        backend = Path(scratch, "setuptools")
+        backend.mkdir()
         (backend / "__init__.py").touch()
         (backend / "build_meta.py").write_text(_BACKEND)
-        requirements = Path(scratch, "requirements.txt")
-        requirements.write_text(f"vllm=={VERSION} --hash=sha256:{SHA256}\n")
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        command += ["--no-build-isolation", "--no-binary=vllm", f"--dest={scratch}", f"--requirement={requirements}"]
-        environment = {**os.environ, "PYTHONPATH": str(backend.parent)}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            lines = done.stderr.strip().splitlines() or ["pip failed"]
-            raise DownloadError(next((line for line in lines if line.startswith("ERROR")), lines[-1]))
-        Path(scratch, _NAME).rename(folder / _NAME)
+        archive = fetch(
+            f"vllm=={VERSION}",
+            _NAME,
+            SHA256,
+            options=["--no-build-isolation", "--no-binary=vllm"],
+            environment={"PYTHONPATH": scratch},
+        )
+    with tarfile.open(archive) as opened:
+        member = opened.extractfile(f"vllm-{VERSION}/{path}")
+        assert member is not None, f"{path} is not a file"
+        return member.read()

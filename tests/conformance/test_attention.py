@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.conformance import sdist
+from tests.downloads import DownloadError
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +28,7 @@ SKIPPED_RIGHTLY = (
 def test_vllms_attention_tests(tmp_path: Path) -> None:
     try:
         (tmp_path / Path(TEST).name).write_bytes(sdist.read_file(TEST))
-    except sdist.DownloadError as error:
+    except DownloadError as error:
         pytest.skip(f"vLLM's source distribution cannot be had: {error}")
     shutil.copyfile(Path(__file__).with_name("attention_plugin.py"), tmp_path / "conftest.py")
     report = tmp_path / "report.xml"

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.conformance import sdist
+from tests.downloads import DownloadError
 
 
 @pytest.fixture(autouse=True)
@@ -15,7 +16,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_another_archive_than_the_pinned_one_is_refused(cache: Path) -> None:
-    archive = cache / "sdists" / f"vllm-{sdist.VERSION}.tar.gz"
+    archive = cache / "downloads" / f"vllm-{sdist.VERSION}.tar.gz"
     archive.parent.mkdir()
     archive.write_bytes(b"something else")
     with pytest.raises(ValueError, match=r"vllm-0\.32\.0\.tar\.gz: expected the SHA-256 d2c957d5"):
@@ -25,6 +26,6 @@ def test_another_archive_than_the_pinned_one_is_refused(cache: Path) -> None:
 def test_a_failed_download_says_why_and_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", "")
-    with pytest.raises(sdist.DownloadError, match=r"ERROR: .*vllm==0\.32\.0"):
+    with pytest.raises(DownloadError, match=r"ERROR: .*vllm==0\.32\.0"):
         sdist.read_file("README.md")
-    assert [path.name for path in (cache / "sdists").iterdir()] == [".lock"]
+    assert [path.name for path in (cache / "downloads").iterdir()] == [".lock"]
