@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 from .apt_sources import find_debian_mirror
 from .bytecode import compile_on_host, find_host_python
 from .cuda_stubs import write_cuda_stubs
+from .debian_packages import SUITE, unpack
 from .guest import ArmRoot
 from .install import SYSTEM_SITE, install_into
 from .launcher import Bind
@@ -27,6 +29,8 @@ GUEST_PACKAGES = (
     # headers and start files: the root is also the sysroot of cross builds
     *("libc6-dev", "linux-libc-dev", "libgcc-14-dev", "libstdc++-14-dev", "libpython3.13-dev"),
 )
+# Headers and libraries for cross builds that Debian has for arm64 in its development suite only.
+DEVELOPMENT_PACKAGES = ("libdnnl-dev",)
 PASSWD = "root:x:0:0:root:/root:/bin/bash\nuser:x:1000:1000:user:/home/user:/bin/bash\n"
 GROUP = "root:x:0:\nuser:x:1000:\n"
 HOST_COMMANDS = {
@@ -60,6 +64,7 @@ class Recipe:
         """Title and function of each step; each takes the root and a function for remarks."""
         return [
             (f"unpack Debian {DEBIAN_SUITE} for arm64", self.unpack_debian),
+            (f"unpack {', '.join(DEVELOPMENT_PACKAGES)} of Debian {SUITE}", self.unpack_development_packages),
             (f"unpack {len(self.pins)} Python distributions", self.unpack_wheels),
             ("write stubs for the CUDA libraries", self.write_stubs),
             ("compile Python to bytecode", self.compile_python),
@@ -86,6 +91,11 @@ class Recipe:
         # Downloads are of no further use, and a third of Debian's part.
         for directory in ("var/cache/apt", "var/lib/apt", "usr/share/doc", "usr/share/locale"):
             shutil.rmtree(root / directory, ignore_errors=True)
+
+    def unpack_development_packages(self, root: Path, report: Report) -> None:
+        """Unpack libraries that are built for a newer Debian; their needs are met by this one."""
+        with tempfile.TemporaryDirectory() as scratch:
+            report(", ".join(unpack(DEVELOPMENT_PACKAGES, self.mirror or find_debian_mirror(), root, Path(scratch))))
 
     def unpack_wheels(self, root: Path, report: Report) -> None:
         """Unpack the pinned wheels for aarch64 where Debian keeps Python packages."""

@@ -14,7 +14,8 @@ from .recipe import Recipe, missing_prerequisites
 
 # What decides the root's contents; the other modules only run it.
 RECIPE_FILES = tuple(
-    Path(__file__).with_name(name) for name in ("bytecode.py", "cuda_stubs.py", "install.py", "pins.py", "recipe.py")
+    Path(__file__).with_name(name)
+    for name in ("bytecode.py", "cuda_stubs.py", "debian_packages.py", "install.py", "pins.py", "recipe.py")
 )
 
 
