@@ -5,6 +5,8 @@ VENV ?= .venv
 PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(shell command -v $(p))))
 export HF_HUB_OFFLINE := 1
 export VLLM_NO_USAGE_STATS := 1
+# On Arm, build oneDNN where none is installed; x86 has it from PyPI.
+export VLLM_ARM_FETCH_ONEDNN ?= $(if $(filter aarch64,$(shell uname -m)),1,0)
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc cmake tests/cpp -type f) CMakeLists.txt setup.py pyproject.toml
 CLANG_FORMATTED = $(shell git ls-files '*.cpp' '*.h')
@@ -80,4 +82,4 @@ lint: setup $(VENV)/.lint
 	$(BIN)/hadolint docker/Dockerfile
 
 clean:
-	rm -rf build dist $(VENV) *.egg-info vllm_arm/*.so
+	rm -rf build dist $(VENV) *.egg-info vllm_arm/*.so vllm_arm/lib

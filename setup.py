@@ -5,6 +5,7 @@ A cross build for aarch64 is asked for by VLLM_ARM_CROSS_ROOT, the root folder o
 headers and libraries of its C and C++ library and of one Python 3.
 """
 
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -22,6 +23,23 @@ from setuptools.extension import Extension
 
 SOURCE = Path(__file__).resolve().parent
 STARTUP_FILE = "vllm_arm.pth"
+ONEDNN_DISTRIBUTION = "onednn-devel-cpu-gomp"
+
+
+def onednn_cmake_folder() -> Path | None:
+    """Where the oneDNN that pip has installed keeps its CMake files; None where there is none."""
+    try:
+        files = importlib.metadata.files(ONEDNN_DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    record, config = (
+        next((file for file in files if file.name == name), None) for name in ("RECORD", "dnnl-config.cmake")
+    )
+    if record is None or config is None:
+        return None
+    # The metadata may be a link into another environment, to which the other paths are relative.
+    site = Path(record.locate()).resolve().parent.parent
+    return Path(site, config).resolve().parent
 
 
 class Target:
@@ -51,6 +69,10 @@ class Target:
             f"-DVLLM_ARM_TORCH_INCLUDE={';'.join(cpp_extension.include_paths())}",
             f"-DVLLM_ARM_MODULE_SUFFIX={self.module_suffix}",
         ]
+        if os.environ.get("VLLM_ARM_FETCH_ONEDNN", "0") not in ("", "0"):
+            arguments.append("-DVLLM_ARM_FETCH_ONEDNN=ON")
+        if not self.root and (folder := onednn_cmake_folder()):
+            arguments.append(f"-Ddnnl_DIR={folder}")
         if self.root:
             arguments += [
                 f"-DCMAKE_TOOLCHAIN_FILE={SOURCE / 'cmake/aarch64-clang.cmake'}",
@@ -63,7 +85,7 @@ TARGET = Target()
 
 
 class CMakeBuild(build_ext):
-    """Builds _C and _host in one CMake run, and puts them where setuptools expects them."""
+    """Builds _C and _host in one CMake run; puts them, with the libraries they need, where setuptools expects them."""
 
     def get_ext_filename(self, fullname: str) -> str:
         folder, _, name = fullname.rpartition(".")
@@ -81,6 +103,10 @@ class CMakeBuild(build_ext):
             destination = Path(self.get_ext_fullpath(extension.name))
             destination.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(build / Path(self.get_ext_filename(extension.name)).name, destination)
+        libraries = Path(self.get_ext_fullpath("vllm_arm._C")).with_name("lib")
+        shutil.rmtree(libraries, ignore_errors=True)
+        if (build / "lib").is_dir():
+            shutil.copytree(build / "lib", libraries)
 
 
 class BuildWithStartupFile(build_py):

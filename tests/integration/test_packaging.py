@@ -84,6 +84,7 @@ def check_installed(environment: Path) -> None:
         assert run(python, "-c", SEES_PLUGIN, VLLM_ARM_FORCE="0").strip() == "[None] True"
     isa = "from vllm_arm import _host, ops; print(ops.active_isa('rms_norm') in _host.operations()['rms_norm'])"
     assert run(python, "-c", isa).strip() == "True"
+    assert run(python, "-c", "from vllm_arm import ops; print(ops.onednn_version())").startswith("3.")
     assert "vllm-arm, version" in run(environment / "bin/vllm-arm", "--version")
 
 
@@ -105,6 +106,8 @@ def test_sdist_builds_a_wheel_that_installs_and_goes(source: Path, environment: 
     names = zipfile.ZipFile(wheel).namelist()
     assert "vllm_arm.pth" in names
     assert "vllm_arm/_C.so" in names
+    if os.uname().machine == "x86_64":
+        assert "vllm_arm/lib/libdnnl.so.3" in names
     assert "vllm_arm/patches/series" in names
     assert not [name for name in names if name.startswith(("tests", "demo", "csrc"))]
     before = content(site_packages(environment))

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linear layers by oneDNN, with weights packed once.
+
+A packed weight is a flat uint8 tensor in the format that oneDNN picks for the weight's shape and dtype on this CPU: it
+means nothing elsewhere. Errors are ``RuntimeError`` naming the op and the argument.
+"""
+
+import torch
+
+from vllm_arm.ops.library import register_mutating_fakes
+
+register_mutating_fakes("pack_linear", "prepare_linear", "linear")
+
+
+def onednn_version() -> str:
+    """The version of oneDNN that the ops use, for instance ``"3.12.1"``."""
+    return str(torch.ops.vllm_arm.onednn_version())
+
+
+def linear_implementation(n: int, k: int, dtype: torch.dtype, rows: int) -> str:
+    """The name that oneDNN gives to what multiplies ``rows`` rows by a weight ``[n, k]`` of ``dtype``.
+
+    ``dtype`` is bfloat16, float16, float32 or int8. Raises ``ValueError`` as :func:`pack_linear`.
+    """
+    return str(torch.ops.vllm_arm.linear_implementation(_shape_only(n, k, dtype), rows))
+
+
+def pack_linear(weight: torch.Tensor) -> torch.Tensor:
+    """``weight`` (``[n, k]`` in bfloat16, float16, float32 or int8), packed for :func:`linear`.
+
+    Raises ``ValueError`` with the reason where oneDNN has no optimised implementation for this CPU.
+    """
+    size = torch.ops.vllm_arm.packed_linear_size(weight)
+    packed = torch.empty(size, dtype=torch.uint8)
+    torch.ops.vllm_arm.pack_linear(packed, weight)
+    return packed
+
+
+def prepare_linear(n: int, k: int, dtype: torch.dtype, has_bias: bool) -> None:
+    """Make all that :func:`linear` needs for such a weight, which otherwise the first call of each size makes."""
+    torch.ops.vllm_arm.prepare_linear(_shape_only(n, k, dtype), has_bias)
+
+
+def _shape_only(n: int, k: int, dtype: torch.dtype) -> torch.Tensor:
+    # One element that stands for them all: the ops look at shape and dtype.
+    return torch.empty(1, dtype=dtype).expand(n, k)
+
+
+def linear(input: torch.Tensor, packed: torch.Tensor, n: int, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """``input @ weight.T + bias`` for the weight ``[n, k]`` that :func:`pack_linear` gave ``packed`` for.
+
+    ``input`` is ``[..., k]`` in the weight's dtype, copied if it is not contiguous; ``bias`` is ``[n]`` in the same.
+    Returns a contiguous ``[..., n]``.
+    """
+    if input.dim() != 2:
+        return linear(input.reshape(-1, input.shape[-1]), packed, n, bias).view(*input.shape[:-1], n)
+    output = torch.empty(input.shape[0], n, dtype=input.dtype)
+    torch.ops.vllm_arm.linear(output, input.contiguous(), packed, bias)
+    return output
