@@ -75,6 +75,7 @@ VARIABLES: dict[str, Variable] = {
     "VLLM_ARM_BINDING": _switch("binding of each worker's threads by the machine's NUMA topology"),
     "VLLM_ARM_NORM": _switch("fused RMSNorm kernels"),
     "VLLM_ARM_ATTENTION": _switch("paged attention kernels, and a quantised KV cache"),
+    "VLLM_ARM_LINEAR": _switch("linear layers on weights packed while the model loads"),
 }
 
 
@@ -98,6 +99,7 @@ VLLM_ARM_OPENMP: bool
 VLLM_ARM_BINDING: bool
 VLLM_ARM_NORM: bool
 VLLM_ARM_ATTENTION: bool
+VLLM_ARM_LINEAR: bool
 
 
 def __getattr__(name: str) -> object:

@@ -26,6 +26,10 @@ def general() -> None:
     from vllm_arm.runtime import process
 
     process.prepare()
+    if process.may_load_a_model():
+        from vllm_arm.linear import unquantised
+
+        unquantised.install()
 
 
 def _register_variables() -> None:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ops of linear layers.
+#include <algorithm>
 #include <optional>
-#include <stdexcept>
 #include <string>
 
 #include "bindings/arguments.h"
@@ -17,6 +17,8 @@ using vllm_arm::bindings::check_cpu;
 using vllm_arm::bindings::scalar_type;
 using vllm_arm::bindings::Tensor;
 
+constexpr std::int64_t kGrainElements = 16384;  // fewer than these are not worth waking another thread
+
 void check_contiguous(const char* op, const char* name, const Tensor& tensor, std::int64_t dims) {
   check_cpu(op, name, tensor);
   STD_TORCH_CHECK(tensor.dim() == dims, op, ": ", name, " has ", tensor.dim(), " dimensions, expected ", dims);
@@ -31,9 +33,8 @@ void check_type_like(const char* op, const char* name, const Tensor& tensor, con
 
 void check_packed(const char* op, const Tensor& packed, const OneDnnLinear& linear, const LinearShape& shape) {
   check_contiguous(op, "packed", packed, 1);
-  STD_TORCH_CHECK(packed.scalar_type() == torch::headeronly::ScalarType::Byte, op, ": packed has dtype ",
-                  torch::headeronly::toString(packed.scalar_type()), ", expected uint8");
-  STD_TORCH_CHECK(packed.size(0) == linear.packed_bytes(), op, ": packed has ", packed.size(0), " bytes, expected ",
+  const std::int64_t bytes = packed.size(0) * static_cast<std::int64_t>(packed.element_size());
+  STD_TORCH_CHECK(bytes == linear.packed_bytes(), op, ": packed has ", bytes, " bytes, expected ",
                   linear.packed_bytes(), " for a weight of ", shape.n, " x ", shape.k);
 }
 
@@ -91,6 +92,27 @@ void linear(Tensor output, Tensor input, Tensor packed, std::optional<Tensor> bi
               output.mutable_data_ptr(), rows);
 }
 
+void unpack_rows(Tensor output, Tensor packed, Tensor indices, std::int64_t n) {
+  const char* op = "unpack_rows";
+  check_contiguous(op, "output", output, 2);
+  check_contiguous(op, "indices", indices, 1);
+  STD_TORCH_CHECK(indices.scalar_type() == torch::headeronly::ScalarType::Long, op, ": indices has dtype ",
+                  torch::headeronly::toString(indices.scalar_type()), ", expected int64");
+  STD_TORCH_CHECK(output.size(0) == indices.size(0), op, ": output has ", output.size(0), " rows, expected ",
+                  indices.size(0));
+  const LinearShape shape{LinearScheme::same_type, scalar_type(op, "output", output), n, output.size(1)};
+  const OneDnnLinear& linear = OneDnnLinear::get(shape);
+  check_packed(op, packed, linear, shape);
+  const auto* rows = static_cast<const std::int64_t*>(indices.const_data_ptr());
+  for (std::int64_t i = 0; i < indices.size(0); ++i) {
+    STD_TORCH_CHECK(rows[i] >= 0 && rows[i] < n, op, ": index ", rows[i], " is not below ", n);
+  }
+  const std::int64_t grain = std::max<std::int64_t>(1, kGrainElements / shape.k);
+  torch::stable::parallel_for(0, indices.size(0), grain, [&](std::int64_t begin, std::int64_t end) {
+    linear.unpack_rows(packed.const_data_ptr(), rows, begin, end, output.mutable_data_ptr());
+  });
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(vllm_arm, library) {
@@ -100,6 +122,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(vllm_arm, library) {
   library.def("prepare_linear(Tensor weight, bool has_bias) -> ()");
   library.def("linear_implementation(Tensor weight, int rows) -> str");
   library.def("linear(Tensor(a!) output, Tensor input, Tensor packed, Tensor? bias) -> ()");
+  library.def("unpack_rows(Tensor(a!) output, Tensor packed, Tensor indices, int n) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_arm, CPU, library) {
@@ -108,6 +131,7 @@ STABLE_TORCH_LIBRARY_IMPL(vllm_arm, CPU, library) {
   library.impl("prepare_linear", TORCH_BOX(&prepare_linear));
   library.impl("linear_implementation", TORCH_BOX(&linear_implementation));
   library.impl("linear", TORCH_BOX(&linear));
+  library.impl("unpack_rows", TORCH_BOX(&unpack_rows));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_arm, CompositeExplicitAutograd, library) {

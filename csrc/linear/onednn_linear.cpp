@@ -88,6 +88,37 @@ void execute(const dnnl::primitive& primitive, std::initializer_list<dnnl_exec_a
   dnnl::error::wrap_c_api(status, "oneDNN could not run a product");
 }
 
+// Where the elements of one dimension are in a blocked format, whose offsets are sums over dimensions: `outer` elements
+// for each whole block, and a place within it.
+class Offsets {
+ public:
+  Offsets(const memory::desc& description, int dimension, std::int64_t size) {
+    const memory::dims blocks = description.get_inner_blks();
+    const memory::dims of = description.get_inner_idxs();
+    const memory::dim stride = description.get_strides()[dimension];
+    for (std::int64_t i = 0; i < size; ++i) {
+      memory::dim rest = i, within = 1, offset = 0;
+      for (std::size_t block = blocks.size(); block-- > 0;) {
+        if (of[block] == dimension) {
+          offset += rest % blocks[block] * within;
+          rest /= blocks[block];
+        }
+        within *= blocks[block];
+      }
+      offsets_.push_back(offset + rest * stride);
+    }
+  }
+  std::int64_t operator[](std::int64_t i) const { return offsets_[static_cast<std::size_t>(i)]; }
+
+ private:
+  std::vector<std::int64_t> offsets_;
+};
+
+template <typename Element>
+void copy_row(const Offsets& columns, const Element* row, std::int64_t size, Element* output) {
+  for (std::int64_t i = 0; i < size; ++i) output[i] = row[columns[i]];
+}
+
 memory memory_at(const memory::desc& description, const void* data) {
   return {description, cpu_engine(), const_cast<void*>(data)};
 }
@@ -102,6 +133,10 @@ std::string onednn_version() {
 struct OneDnnLinear::Weight {
   Types types;
   memory::desc packed;
+  Offsets of_input, of_output;
+
+  Weight(const Types& of, const memory::desc& description, const LinearShape& shape)
+      : types(of), packed(description), of_input(description, 0, shape.k), of_output(description, 1, shape.n) {}
 };
 
 struct OneDnnLinear::Primitive {
@@ -131,8 +166,9 @@ OneDnnLinear::OneDnnLinear(const LinearShape& shape) : shape_(shape) {
     const memory::desc any({shape.k, shape.n}, types.operand, memory::format_tag::any);
     try {
       const auto description = describe(shape, types, any, kRowsToPackFor, false);
-      if (is_optimised(description.impl_info_str())) {
-        weight_.reset(new Weight{types, description.weights_desc()});
+      if (is_optimised(description.impl_info_str()) &&
+          description.weights_desc().get_format_kind() == memory::format_kind::blocked) {
+        weight_ = std::make_unique<Weight>(types, description.weights_desc(), shape);
         return;
       }
       found = "oneDNN's implementation for this CPU, " + std::string(description.impl_info_str()) +
@@ -173,6 +209,20 @@ void OneDnnLinear::pack(const void* weight, std::int64_t row_stride, void* packe
   memory destination = memory_at(weight_->packed, packed);
   dnnl::reorder(source, destination).execute(thread_stream(), source, destination);
   thread_stream().wait();
+}
+
+void OneDnnLinear::unpack_rows(const void* packed, const std::int64_t* indices, std::int64_t begin, std::int64_t end,
+                               void* output) const {
+  const auto unpack = [&]<typename Element>(const Element* elements, Element* rows) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      copy_row(weight_->of_input, elements + weight_->of_output[indices[i]], shape_.k, rows + i * shape_.k);
+    }
+  };
+  if (memory::data_type_size(weight_->types.operand) == sizeof(std::uint16_t)) {
+    unpack(static_cast<const std::uint16_t*>(packed), static_cast<std::uint16_t*>(output));
+  } else {
+    unpack(static_cast<const std::uint32_t*>(packed), static_cast<std::uint32_t*>(output));
+  }
 }
 
 std::size_t OneDnnLinear::slot(std::int64_t rows) {

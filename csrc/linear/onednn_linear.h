@@ -56,6 +56,11 @@ class OneDnnLinear {
   // output[rows, n] = input[rows, k] * weight^T + bias[n]; all contiguous, `bias` may be null.
   void run(const void* input, const void* packed, const void* bias, void* output, std::int64_t rows) const;
 
+  // output[i, k] = weight[indices[i], k] for i in [begin, end), read from the packed weight, so that an embedding needs
+  // no other copy of it. Indices must be rows of the weight.
+  void unpack_rows(const void* packed, const std::int64_t* indices, std::int64_t begin, std::int64_t end,
+                   void* output) const;
+
   // The most rows that a single product takes; more are computed in several.
   static constexpr std::int64_t kLargestBlock = 2048;
 

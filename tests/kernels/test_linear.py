@@ -140,3 +140,18 @@ def test_a_weight_that_is_none_is_refused() -> None:
         ops.pack_linear(torch.zeros(4))
     with pytest.raises(RuntimeError, match="weight is empty"):
         ops.pack_linear(torch.zeros(0, 4))
+
+
+@settings(max_examples=30, deadline=None)
+@given(n=st.integers(1, 200), k=st.integers(1, 200), dtype=st.sampled_from(DTYPES or [torch.float32]))
+def test_rows_are_read_from_the_packed_weight(n: int, k: int, dtype: torch.dtype) -> None:
+    weight = torch.randn(n, k).to(dtype)
+    indices = torch.randint(0, n, (3, 5))
+    assert torch.equal(ops.unpack_rows(ops.pack_linear(weight), indices, n, k), weight[indices])
+
+
+@pytest.mark.parametrize("index", [-1, 48])
+def test_a_row_that_there_is_not_is_refused(index: int) -> None:
+    packed = ops.pack_linear(torch.randn(48, 32).to(DTYPES[0]))
+    with pytest.raises(RuntimeError, match=f"unpack_rows: index {index} is not below 48"):
+        ops.unpack_rows(packed, torch.tensor([0, index]), 48, 32)

@@ -46,6 +46,7 @@ def test_json_has_every_section_and_switch() -> None:
         "Package",
         "CPU",
         "Kernels",
+        "Linear layers",
         "Allocator",
         "OpenMP",
         "NUMA and binding",

@@ -21,7 +21,7 @@ _TRANSPARENT_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _HUGE_PAGES = Path("/sys/kernel/mm/hugepages")
 
 
-_ACTIONS = {"Kernels", "Allocator", "OpenMP", "NUMA and binding"}
+_ACTIONS = {"Kernels", "Linear layers", "Allocator", "OpenMP", "NUMA and binding"}
 
 
 class Check(NamedTuple):
@@ -41,6 +41,7 @@ def examine(tensor_parallel_size: int = 1) -> list[Check]:
         "Package": _package,
         "CPU": _cpu,
         "Kernels": _kernels,
+        "Linear layers": _linear,
         "Allocator": _allocator,
         "OpenMP": _openmp,
         "NUMA and binding": lambda: _numa(tensor_parallel_size),
@@ -162,6 +163,32 @@ def _kernels() -> list[Check]:
     used, reason = selection.choice()
     value = "vllm_arm" if used else "vLLM's own"
     checks.append(Check("Kernels", "attention", "ok" if used else "off", value, reason))
+    return checks
+
+
+# Names and weights [n, k] that show what large and small layers run.
+_LAYERS = {"4096 x 4096": (4096, 4096), "1024 x 4096": (1024, 4096), "32 x 2880": (32, 2880)}
+
+
+def _linear() -> list[Check]:
+    from vllm_arm import ops
+    from vllm_arm.linear import engines
+
+    section = "Linear layers"
+    library = "with Arm's Compute Library" if engines.has_compute_library() else "without Arm's Compute Library"
+    checks = [Check(section, "oneDNN", "ok", ops.onednn_version(), library)]
+    for scheme in engines.SCHEMES:
+        for name, (n, k) in _LAYERS.items():
+            found: dict[tuple[str, str, str], list[int]] = {}
+            for rows in engines.ROW_BUCKETS:
+                choice = engines.choose(scheme, n, k, rows)
+                found.setdefault((choice.engine, choice.implementation, choice.reason), []).append(rows)
+            for (engine, implementation, reason), buckets in found.items():
+                of_tokens = "" if len(found) == 1 else f", up to {buckets[-1]} tokens"
+                used = envs.VLLM_ARM_LINEAR and engine != "vllm"
+                why = reason if envs.VLLM_ARM_LINEAR else "VLLM_ARM_LINEAR=0"
+                value = f"{engine}, {implementation}"
+                checks.append(Check(section, f"{scheme}, {name}{of_tokens}", "ok" if used else "off", value, why))
     return checks
 
 

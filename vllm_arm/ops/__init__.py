@@ -9,7 +9,14 @@ has a module here; its functions run the kernel variant that ``_host.select_isa`
 import torch
 
 from vllm_arm.ops.attention import paged_attention, schedule_attention, write_kv_cache
-from vllm_arm.ops.linear import linear, linear_implementation, onednn_version, pack_linear, prepare_linear
+from vllm_arm.ops.linear import (
+    linear,
+    linear_implementation,
+    onednn_version,
+    pack_linear,
+    prepare_linear,
+    unpack_rows,
+)
 from vllm_arm.ops.norm import MAXIMUM_DIMENSIONS, fused_add_rms_norm, rms_norm
 
 __all__ = [
@@ -24,6 +31,7 @@ __all__ = [
     "prepare_linear",
     "rms_norm",
     "schedule_attention",
+    "unpack_rows",
     "write_kv_cache",
 ]
 

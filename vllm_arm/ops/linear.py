@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear layers by oneDNN, with weights packed once.
 
-A packed weight is a flat uint8 tensor in the format that oneDNN picks for the weight's shape and dtype on this CPU: it
-means nothing elsewhere. Errors are ``RuntimeError`` naming the op and the argument.
+A packed weight is a flat tensor in the format that oneDNN picks for the weight's shape and dtype on this CPU: it means
+nothing elsewhere. It has the weight's dtype, and a few more elements where the format has padding. Errors are
+``RuntimeError`` naming the op and the argument.
 """
 
 import torch
 
 from vllm_arm.ops.library import register_mutating_fakes
 
-register_mutating_fakes("pack_linear", "prepare_linear", "linear")
+register_mutating_fakes("pack_linear", "prepare_linear", "linear", "unpack_rows")
 
 
 def onednn_version() -> str:
@@ -31,7 +32,7 @@ def pack_linear(weight: torch.Tensor) -> torch.Tensor:
     Raises ``ValueError`` with the reason where oneDNN has no optimised implementation for this CPU.
     """
     size = torch.ops.vllm_arm.packed_linear_size(weight)
-    packed = torch.empty(size, dtype=torch.uint8)
+    packed = torch.empty(size // weight.element_size(), dtype=weight.dtype)
     torch.ops.vllm_arm.pack_linear(packed, weight)
     return packed
 
@@ -57,3 +58,13 @@ def linear(input: torch.Tensor, packed: torch.Tensor, n: int, bias: torch.Tensor
     output = torch.empty(input.shape[0], n, dtype=input.dtype)
     torch.ops.vllm_arm.linear(output, input.contiguous(), packed, bias)
     return output
+
+
+def unpack_rows(packed: torch.Tensor, indices: torch.Tensor, n: int, k: int) -> torch.Tensor:
+    """``weight[indices]`` (``[..., k]``) for the floating-point weight ``[n, k]`` that ``packed`` was made from.
+
+    ``indices`` is an int64 tensor of rows. Raises ``RuntimeError`` on an index that is none.
+    """
+    output = torch.empty(indices.numel(), k, dtype=packed.dtype)
+    torch.ops.vllm_arm.unpack_rows(output, packed, indices.reshape(-1).contiguous(), n)
+    return output.view(*indices.shape, k)

@@ -32,6 +32,11 @@ def prepare() -> None:
     _end_with_parent()
 
 
+def may_load_a_model() -> bool:
+    """Whether this process is EngineCore or a worker, not a front end, which is to start fast."""
+    return multiprocessing.parent_process() is not None or os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0"
+
+
 def _drop_tcmalloc_hint() -> None:
     worker_logger = logging.getLogger("vllm.v1.worker.cpu_worker")
     if not any(isinstance(existing, _DropTcmallocHint) for existing in worker_logger.filters):
