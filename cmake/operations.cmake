@@ -29,6 +29,8 @@ function(vllm_arm_operation name folder)
       "${VLLM_ARM_OPERATION_ROWS} X(${name}, VLLM_ARM_${upper}_VARIANTS)" PARENT_SCOPE)
 endfunction()
 
+vllm_arm_operation(dequantise linear portable neon)
+vllm_arm_operation(quantise linear portable neon)
 vllm_arm_operation(rms_norm norm portable neon bf16)
 # Variants of these two go together: each has its own order of elements in the cache.
 vllm_arm_operation(write_kv_cache attention portable neon bf16 sve)

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ops of linear layers.
 #include <algorithm>
+#include <bit>
 #include <optional>
 #include <string>
 
 #include "bindings/arguments.h"
+#include "linear/dequantise_table.h"
 #include "linear/onednn_linear.h"
+#include "linear/quantise_table.h"
 
 namespace {
 
@@ -113,6 +116,122 @@ void unpack_rows(Tensor output, Tensor packed, Tensor indices, std::int64_t n) {
   });
 }
 
+const auto& quantise_kernel() {
+  static const auto& selected = vllm_arm::select_kernel(vllm_arm::kQuantiseTable);
+  return selected;
+}
+
+const auto& dequantise_kernel() {
+  static const auto& selected = vllm_arm::select_kernel(vllm_arm::kDequantiseTable);
+  return selected;
+}
+
+template <typename Kernel, typename Arguments>
+void run_rows(Kernel kernel, const Arguments& arguments, std::int64_t rows) {
+  const std::int64_t grain = std::max<std::int64_t>(1, kGrainElements / arguments.size);
+  torch::stable::parallel_for(0, rows, grain,
+                              [&](std::int64_t begin, std::int64_t end) { kernel(arguments, begin, end); });
+}
+
+const void* checked_vector(const char* op, const char* name, const std::optional<Tensor>& tensor,
+                           torch::headeronly::ScalarType type, std::int64_t size) {
+  if (!tensor) return nullptr;
+  check_contiguous(op, name, *tensor, 1);
+  STD_TORCH_CHECK(tensor->scalar_type() == type, op, ": ", name, " has dtype ",
+                  torch::headeronly::toString(tensor->scalar_type()), ", expected ", torch::headeronly::toString(type));
+  STD_TORCH_CHECK(tensor->size(0) == size, op, ": ", name, " has ", tensor->size(0), " elements, expected ", size);
+  return tensor->const_data_ptr();
+}
+
+void quantise(Tensor output, Tensor scales, std::optional<Tensor> zero_points, Tensor input,
+              std::optional<Tensor> static_scale, std::optional<Tensor> static_zero_point) {
+  const char* op = "quantise";
+  check_contiguous(op, "input", input, 2);
+  check_contiguous(op, "output", output, 2);
+  STD_TORCH_CHECK(output.scalar_type() == torch::headeronly::ScalarType::Char, op, ": output has dtype ",
+                  torch::headeronly::toString(output.scalar_type()), ", expected int8");
+  const std::int64_t rows = input.size(0), size = input.size(1);
+  STD_TORCH_CHECK(output.size(0) == rows && output.size(1) == size, op, ": output has another shape than input");
+  STD_TORCH_CHECK(!static_scale || !zero_points || static_zero_point, op, ": static_zero_point is missing");
+  vllm_arm::QuantiseArguments arguments{};
+  arguments.type = scalar_type(op, "input", input);
+  arguments.input = input.const_data_ptr();
+  arguments.output = static_cast<std::int8_t*>(output.mutable_data_ptr());
+  checked_vector(op, "scales", scales, torch::headeronly::ScalarType::Float, rows);
+  checked_vector(op, "zero_points", zero_points, torch::headeronly::ScalarType::Int, rows);
+  arguments.scales = static_cast<float*>(scales.mutable_data_ptr());
+  if (zero_points) arguments.zero_points = static_cast<std::int32_t*>(zero_points->mutable_data_ptr());
+  arguments.static_scale = static_cast<const float*>(
+      checked_vector(op, "static_scale", static_scale, torch::headeronly::ScalarType::Float, 1));
+  arguments.static_zero_point = static_cast<const std::int32_t*>(
+      checked_vector(op, "static_zero_point", static_zero_point, torch::headeronly::ScalarType::Int, 1));
+  arguments.size = size;
+  if (rows == 0 || size == 0) return;
+  run_rows(quantise_kernel().kernel, arguments, rows);
+}
+
+// As many rows as keep the integer products within a core's share of the cache, at most those of a large product.
+std::int64_t rows_at_a_time(const LinearShape& shape) {
+  constexpr std::int64_t kAccumulators = 1 << 20;
+  const auto fitting = static_cast<std::uint64_t>(std::max<std::int64_t>(kAccumulators / shape.n, 1));
+  return std::clamp<std::int64_t>(static_cast<std::int64_t>(std::bit_floor(fitting)), 16, 256);
+}
+
+void linear_int8(Tensor output, Tensor input, Tensor packed, Tensor weight_scales, std::optional<Tensor> weight_sums,
+                 std::optional<Tensor> bias, std::optional<Tensor> static_scale,
+                 std::optional<Tensor> static_zero_point) {
+  const char* op = "linear_int8";
+  check_contiguous(op, "output", output, 2);
+  check_contiguous(op, "input", input, 2);
+  check_type_like(op, "output", output, input);
+  const std::int64_t rows = input.size(0), n = output.size(1), k = input.size(1);
+  STD_TORCH_CHECK(output.size(0) == rows, op, ": output has ", output.size(0), " rows, input ", rows);
+  const LinearShape shape{LinearScheme::int8_accumulators, ScalarType::float32, n, k};
+  const OneDnnLinear& product = OneDnnLinear::get(shape);
+  check_packed(op, packed, product, shape);
+
+  vllm_arm::QuantiseArguments quantising{};
+  quantising.type = scalar_type(op, "input", input);
+  quantising.size = k;
+  quantising.static_scale = static_cast<const float*>(
+      checked_vector(op, "static_scale", static_scale, torch::headeronly::ScalarType::Float, 1));
+  quantising.static_zero_point = static_cast<const std::int32_t*>(
+      checked_vector(op, "static_zero_point", static_zero_point, torch::headeronly::ScalarType::Int, 1));
+  vllm_arm::DequantiseArguments dequantising{};
+  dequantising.type = quantising.type;
+  dequantising.size = n;
+  dequantising.accumulators_are_float = product.accumulators_are_float();
+  dequantising.weight_scales = static_cast<const float*>(
+      checked_vector(op, "weight_scales", weight_scales, torch::headeronly::ScalarType::Float, n));
+  dequantising.weight_sums = static_cast<const std::int32_t*>(
+      checked_vector(op, "weight_sums", weight_sums, torch::headeronly::ScalarType::Int, n));
+  dequantising.bias = checked_vector(op, "bias", bias, input.scalar_type(), n);
+  STD_TORCH_CHECK(!static_scale || !weight_sums || static_zero_point, op, ": static_zero_point is missing");
+
+  // Parts of one allocation, in the order of their alignment.
+  const std::int64_t block = std::min(rows_at_a_time(shape), rows);
+  const std::int64_t words = block * n + 2 * block;
+  const Tensor scratch = torch::stable::new_empty(weight_scales, {words + (block * k + 3) / 4});
+  auto* accumulators = static_cast<float*>(scratch.mutable_data_ptr());
+  quantising.scales = accumulators + block * n;
+  auto* zero_points = reinterpret_cast<std::int32_t*>(quantising.scales + block);
+  quantising.zero_points = weight_sums ? zero_points : nullptr;
+  quantising.output = reinterpret_cast<std::int8_t*>(accumulators + words);
+  dequantising.accumulators = accumulators;
+  dequantising.scales = quantising.scales;
+  dequantising.zero_points = quantising.zero_points;
+
+  const std::int64_t element = vllm_arm::scalar_size(quantising.type);
+  for (std::int64_t row = 0; row < rows; row += block) {
+    const std::int64_t count = std::min(block, rows - row);
+    quantising.input = static_cast<const char*>(input.const_data_ptr()) + row * k * element;
+    dequantising.output = static_cast<char*>(output.mutable_data_ptr()) + row * n * element;
+    run_rows(quantise_kernel().kernel, quantising, count);
+    product.run(quantising.output, packed.const_data_ptr(), nullptr, accumulators, count);
+    run_rows(dequantise_kernel().kernel, dequantising, count);
+  }
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(vllm_arm, library) {
@@ -122,6 +241,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(vllm_arm, library) {
   library.def("prepare_linear(Tensor weight, bool has_bias) -> ()");
   library.def("linear_implementation(Tensor weight, int rows) -> str");
   library.def("linear(Tensor(a!) output, Tensor input, Tensor packed, Tensor? bias) -> ()");
+  library.def(
+      "quantise(Tensor(a!) output, Tensor(b!) scales, Tensor(c!)? zero_points, Tensor input, Tensor? static_scale, "
+      "Tensor? static_zero_point) -> ()");
+  library.def(
+      "linear_int8(Tensor(a!) output, Tensor input, Tensor packed, Tensor weight_scales, Tensor? weight_sums, "
+      "Tensor? bias, Tensor? static_scale, Tensor? static_zero_point) -> ()");
   library.def("unpack_rows(Tensor(a!) output, Tensor packed, Tensor indices, int n) -> ()");
 }
 
@@ -131,6 +256,8 @@ STABLE_TORCH_LIBRARY_IMPL(vllm_arm, CPU, library) {
   library.impl("prepare_linear", TORCH_BOX(&prepare_linear));
   library.impl("linear_implementation", TORCH_BOX(&linear_implementation));
   library.impl("linear", TORCH_BOX(&linear));
+  library.impl("quantise", TORCH_BOX(&quantise));
+  library.impl("linear_int8", TORCH_BOX(&linear_int8));
   library.impl("unpack_rows", TORCH_BOX(&unpack_rows));
 }
 

@@ -12,9 +12,11 @@ from vllm_arm.ops.attention import paged_attention, schedule_attention, write_kv
 from vllm_arm.ops.linear import (
     linear,
     linear_implementation,
+    linear_int8,
     onednn_version,
     pack_linear,
     prepare_linear,
+    quantise,
     unpack_rows,
 )
 from vllm_arm.ops.norm import MAXIMUM_DIMENSIONS, fused_add_rms_norm, rms_norm
@@ -25,10 +27,12 @@ __all__ = [
     "fused_add_rms_norm",
     "linear",
     "linear_implementation",
+    "linear_int8",
     "onednn_version",
     "pack_linear",
     "paged_attention",
     "prepare_linear",
+    "quantise",
     "rms_norm",
     "schedule_attention",
     "unpack_rows",

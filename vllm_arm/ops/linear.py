@@ -10,7 +10,7 @@ import torch
 
 from vllm_arm.ops.library import register_mutating_fakes
 
-register_mutating_fakes("pack_linear", "prepare_linear", "linear", "unpack_rows")
+register_mutating_fakes("pack_linear", "prepare_linear", "linear", "linear_int8", "quantise", "unpack_rows")
 
 
 def onednn_version() -> str:
@@ -68,3 +68,48 @@ def unpack_rows(packed: torch.Tensor, indices: torch.Tensor, n: int, k: int) -> 
     output = torch.empty(indices.numel(), k, dtype=packed.dtype)
     torch.ops.vllm_arm.unpack_rows(output, packed, indices.reshape(-1).contiguous(), n)
     return output.view(*indices.shape, k)
+
+
+def quantise(
+    input: torch.Tensor,
+    symmetric: bool = True,
+    static_scale: torch.Tensor | None = None,
+    static_zero_point: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """``input`` (``[rows, size]``) in int8, with ``input = scale * (output - zero_point)`` for each row.
+
+    Rounds to nearest even. The scale is the row's largest magnitude / 127, or its range with 0 in it / 255 where
+    ``symmetric`` is false, or ``static_scale`` (fp32 ``[1]``, with int32 ``static_zero_point`` ``[1]``). Returns the
+    int8 tensor, fp32 scales ``[rows]``, and int32 zero points ``[rows]``, None where ``symmetric``. A row that is not
+    finite has the scale NaN.
+    """
+    output = torch.empty(input.shape, dtype=torch.int8)
+    scales = torch.empty(input.shape[0], dtype=torch.float32)
+    zero_points = None if symmetric else torch.empty(input.shape[0], dtype=torch.int32)
+    torch.ops.vllm_arm.quantise(output, scales, zero_points, input.contiguous(), static_scale, static_zero_point)
+    return output, scales, zero_points
+
+
+def linear_int8(
+    input: torch.Tensor,
+    packed: torch.Tensor,
+    weight_scales: torch.Tensor,
+    weight_sums: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    static_scale: torch.Tensor | None = None,
+    static_zero_point: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``input @ (weight * weight_scales).T + bias`` with ``input`` quantised as by :func:`quantise`.
+
+    ``packed`` is :func:`pack_linear`'s of the int8 weight ``[n, k]``; ``weight_scales`` is fp32 ``[n]``. With
+    ``weight_sums``, the int32 sums of the weight's rows (``[n]``), the quantisation is asymmetric. ``input`` is
+    ``[..., k]`` in bfloat16, float16 or float32, ``bias`` is ``[n]`` in the same dtype. The products are summed
+    exactly; the result is rounded once.
+    """
+    n = weight_scales.shape[0]
+    rows = input.reshape(-1, input.shape[-1]).contiguous()
+    output = torch.empty(rows.shape[0], n, dtype=input.dtype)
+    torch.ops.vllm_arm.linear_int8(
+        output, rows, packed, weight_scales, weight_sums, bias, static_scale, static_zero_point
+    )
+    return output.view(*input.shape[:-1], n)
