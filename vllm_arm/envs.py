@@ -69,6 +69,11 @@ VARIABLES: dict[str, Variable] = {
         _isa,
         "force this kernel variant (portable, neon, bf16 or sve) for every op that has it",
     ),
+    "VLLM_ARM_QUANTISE_IGNORE": Variable(
+        (),
+        lambda text: tuple(filter(None, (name.strip() for name in text.split(",")))),
+        "layers that --quantization arm_int8 leaves as they are: names or patterns, with commas between them",
+    ),
     "VLLM_ARM_PATCHES": _switch("patches to vLLM, applied in memory as its modules are imported"),
     "VLLM_ARM_MIMALLOC": _switch("mimalloc in place of glibc's malloc in EngineCore and the workers"),
     "VLLM_ARM_OPENMP": _switch("an OpenMP runtime with LSE atomics where torch's has none"),
@@ -93,6 +98,7 @@ def validate() -> None:
 VLLM_ARM_FORCE: bool
 VLLM_ARM_STRICT: bool
 VLLM_ARM_ISA: str | None
+VLLM_ARM_QUANTISE_IGNORE: tuple[str, ...]
 VLLM_ARM_PATCHES: bool
 VLLM_ARM_MIMALLOC: bool
 VLLM_ARM_OPENMP: bool

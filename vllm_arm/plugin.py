@@ -26,10 +26,14 @@ def general() -> None:
     from vllm_arm.runtime import process
 
     process.prepare()
+    from vllm_arm.linear import quantise_on_load
+
+    quantise_on_load.register()
     if process.may_load_a_model():
-        from vllm_arm.linear import unquantised
+        from vllm_arm.linear import int8, unquantised
 
         unquantised.install()
+        int8.install()
 
 
 def _register_variables() -> None:

@@ -21,7 +21,10 @@ def packable() -> torch.dtype | None:
 
 
 DTYPE = packable()
-pytestmark = pytest.mark.skipif(DTYPE is None, reason="oneDNN has no optimised product for this CPU")
+pytestmark = [
+    pytest.mark.skipif(DTYPE is None, reason="oneDNN has no optimised product for this CPU"),
+    pytest.mark.usefixtures("patched_vllm"),
+]
 
 
 def make_layer(kind: type = torch.nn.Module, n: int = 96, k: int = 64) -> Any:

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from vllm_arm import envs, ops
 from vllm_arm.linear import engines
-from vllm_arm.logs import get_logger, warning_once
+from vllm_arm.logs import get_logger, info_once, warning_once
 
 logger = get_logger(__name__)
 
@@ -65,7 +65,7 @@ def _pack(layer: Any) -> bool:
         message = f"linear layers in {scheme}: vLLM's own, not packed by vllm-arm: {choice.reason}"
         warning_once(logger, message)
         return False
-    _announce(f"linear layers in {scheme}: {choice.engine}, {choice.implementation} ({choice.reason})")
+    info_once(logger, f"linear layers in {scheme}: {choice.engine}, {choice.implementation} ({choice.reason})")
     if choice.engine == "torch":
         layer.cpu_linear = functional.linear
         return True
@@ -135,8 +135,3 @@ def _casts_the_head(dtype: torch.dtype) -> bool:
     """Whether the logits are computed in another dtype, for which vLLM casts the plain weight of the head."""
     model_config = _model_config()
     return model_config is not None and model_config.head_dtype not in (None, dtype)
-
-
-@functools.cache
-def _announce(message: str) -> None:
-    logger.info(message)
