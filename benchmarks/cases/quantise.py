@@ -19,6 +19,17 @@ def reference(x: torch.Tensor) -> torch.Tensor:
     return x.double()
 
 
+def ours(x: torch.Tensor) -> Call:
+    """``torch.ops.vllm_arm.quantise``, symmetric."""
+    from vllm_arm import ops
+
+    quantised, scale, _ = ops.quantise(x)
+    return Call(
+        run=lambda: torch.ops.vllm_arm.quantise(quantised, scale, None, x, None, None),
+        output=lambda: quantised.double() * scale.double()[:, None],
+    )
+
+
 def upstream(x: torch.Tensor) -> Call:
     """vLLM's C++ op, symmetric."""
     quantised = torch.empty(x.shape, dtype=torch.int8)
@@ -40,7 +51,10 @@ def _case(name: str, words: str, tokens: int, hidden_size: int) -> Case:
         TOLERANCE,
         lambda: torch.randn(tokens, hidden_size).bfloat16(),
         reference,
-        (Implementation("upstream", upstream, tolerance=TOLERANCE_UPSTREAM),),
+        (
+            Implementation("vllm_arm", ours, operation="quantise"),
+            Implementation("upstream", upstream, tolerance=TOLERANCE_UPSTREAM),
+        ),
     )
 
 

@@ -2,6 +2,7 @@
 """Linear layers with packed weights, against float64."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -105,6 +106,16 @@ def test_torch_compile_traces_the_op() -> None:
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
     for rows in (7, 3):
         torch.testing.assert_close(compiled(x[:rows], packed), layer(x[:rows], packed))
+
+
+def test_threads_share_what_a_shape_needs() -> None:
+    dtype = DTYPES[0]
+    x, weight = torch.randn(60, 61).to(dtype), torch.randn(43, 61).to(dtype)
+    packed = ops.pack_linear(weight)
+    with ThreadPoolExecutor(4) as pool:
+        outputs = list(pool.map(lambda rows: ops.linear(x[:rows], packed, 43), [1, 2, 3, 17, 40, 60] * 4))
+    for output in outputs:
+        assert_product(output, x[: len(output)], weight)
 
 
 def test_preparing_changes_no_result() -> None:
