@@ -5,6 +5,10 @@
 
 set(VLLM_ARM_ISAS portable neon bf16 sve)
 set(VLLM_ARM_FLAGS_portable)
+if(CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64")
+  # AVX2 and FMA, which vLLM's own least build for x86 asks for too.
+  set(VLLM_ARM_FLAGS_portable -march=x86-64-v3)
+endif()
 set(VLLM_ARM_FLAGS_neon -march=armv8.2-a+fp16+dotprod)
 set(VLLM_ARM_FLAGS_bf16 -march=armv8.2-a+fp16+dotprod+bf16+i8mm)
 set(VLLM_ARM_FLAGS_sve -march=armv8.2-a+fp16+dotprod+bf16+i8mm+sve)
