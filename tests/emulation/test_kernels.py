@@ -79,6 +79,7 @@ def test_doctor(arm_server: ArmRoot, name: str) -> None:
     cores = {"n1": "Neoverse N1", "v1": "Neoverse V1", "v2": "Neoverse V2", "neon": "other"}
     assert checks["CPU", "core"]["value"] == cores[name]
     assert checks["Kernels", "rms_norm"]["value"] == RUNNABLE.get(name, VARIANTS)[-1]
+    assert checks["Linear layers", "oneDNN"]["value"].startswith("3.")
     if model.sve_bits:
         assert checks["CPU", "SVE vector"]["value"] == f"{model.sve_bits} bits"
     else:
