@@ -160,6 +160,24 @@ TEST_CASE("windows of every width, causal and not, with keys on both sides") {
   }
 }
 
+TEST_CASE("keys that are divided among threads, under every feature") {
+  for (const ScalarType type : kTypes) {
+    for (int features = 0; features < 16; ++features) {
+      Problem problem = simple(type, {{1, 1500}, {3, 700}, {1, 1033}});
+      problem.cache_type = kCacheTypes[features % 4];
+      problem.head_size = 16;
+      problem.group_size = 8;
+      problem.block_size = 48;
+      problem.sinks = features % 2 == 1;
+      problem.alibi = features / 2 % 2 == 1;
+      problem.softcap = features / 4 % 2 == 1 ? 3.0F : 0.0F;
+      // Narrower than the schedule's parts where it is 40: some parts then see no key of a row.
+      problem.window = features / 8 % 2 == 1 ? (features % 2 == 1 ? 40 : 1200) : -1;
+      check(problem, 16, static_cast<std::uint32_t>(features));
+    }
+  }
+}
+
 TEST_CASE("no sequences, no query tokens and no keys") {
   for (const ScalarType type : kTypes) {
     check(simple(type, {}), 2);
