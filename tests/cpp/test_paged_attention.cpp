@@ -203,12 +203,14 @@ TEST_CASE("a query that sees no key gives zeros, whatever the scores' transforma
   }
 }
 
-TEST_CASE("a negative scale") {
-  Problem problem = simple(ScalarType::bfloat16, {{7, 20}, {1, 300}});
-  problem.scale = -0.125F;
-  check(problem, 2);
-  problem.softcap = 4;
-  check(problem, 2);
+TEST_CASE("a scale that is negative or zero") {
+  for (const float scale : {-0.125F, 0.0F}) {
+    Problem problem = simple(ScalarType::bfloat16, {{7, 20}, {1, 300}});
+    problem.scale = scale;
+    check(problem, 2);
+    problem.softcap = 4;
+    check(problem, 2);
+  }
 }
 
 TEST_CASE("logits of tens of thousands give neither NaN nor infinity") {
