@@ -44,6 +44,7 @@ def test_the_plugin_is_active_and_its_variables_are_known(server: Server) -> Non
     assert "Unknown vLLM environment variable" not in log
     assert "rms_norm=['vllm_arm', 'native']" in log
     assert "libtcmalloc is not found" not in log
+    assert re.search(r"attention runs on vllm-arm's \w+ kernel", log)
 
 
 def test_a_chat_request_is_answered(client: openai.OpenAI) -> None:
@@ -111,6 +112,15 @@ def test_a_compiled_model_runs_our_norm(client: openai.OpenAI, tmp_path: Path) -
         with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none") as compiled:
             prompt = "import os\n\ndef main():\n    "
             assert complete(compiled, prompt, 8) == complete(client, prompt, 8)
+
+
+def test_a_quantised_cache_is_served(client: openai.OpenAI, tmp_path: Path) -> None:
+    arguments = (*EAGER, "--kv-cache-dtype", "int8_per_token_head")
+    with Server(TRAINED_MODEL, tmp_path / "server.log", arguments=arguments, environment=FORCED) as running:
+        running.wait_until_ready(READY_SECONDS)
+        with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none") as quantised:
+            prompt = "class Stack:\n"
+            assert complete(quantised, prompt, 8) == complete(client, prompt, 8)
 
 
 def test_kill_9_of_the_server_leaves_no_process_and_no_shared_memory(tmp_path: Path) -> None:
