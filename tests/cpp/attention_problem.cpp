@@ -207,7 +207,6 @@ std::vector<Variant> runnable_variants() {
 HeadsTensor::HeadsTensor(ScalarType type, std::int64_t tokens, std::int64_t heads, std::int64_t head_size,
                          std::int64_t padding, Place place)
     : type_(type),
-      tokens_(tokens),
       heads_(heads),
       head_size_(head_size),
       head_stride_((head_size + padding) * scalar_size(type)),

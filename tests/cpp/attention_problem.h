@@ -89,7 +89,7 @@ class HeadsTensor {
 
  private:
   ScalarType type_;
-  std::int64_t tokens_, heads_, head_size_, head_stride_, token_stride_;
+  std::int64_t heads_, head_size_, head_stride_, token_stride_;
   GuardedBuffer buffer_;
 };
 
