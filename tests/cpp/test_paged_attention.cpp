@@ -95,7 +95,7 @@ void check(const Problem& problem, std::int64_t threads = 1, std::uint32_t seed 
 }  // namespace
 
 TEST_CASE("paged attention of random problems agrees with float64, on any number of threads") {
-  for (std::uint32_t seed = 0; seed < 240; ++seed) {
+  for (std::uint32_t seed = 0; seed < 80; ++seed) {
     CAPTURE(seed);
     RandomProblems problems(seed);
     const auto threads = problems.one_of<std::int64_t>({1, 2, 3, 7, 16});
@@ -161,20 +161,18 @@ TEST_CASE("windows of every width, causal and not, with keys on both sides") {
 }
 
 TEST_CASE("keys that are divided among threads, under every feature") {
-  for (const ScalarType type : kTypes) {
-    for (int features = 0; features < 16; ++features) {
-      Problem problem = simple(type, {{1, 1500}, {3, 700}, {1, 1033}});
-      problem.cache_type = kCacheTypes[features % 4];
-      problem.head_size = 16;
-      problem.group_size = 8;
-      problem.block_size = 48;
-      problem.sinks = features % 2 == 1;
-      problem.alibi = features / 2 % 2 == 1;
-      problem.softcap = features / 4 % 2 == 1 ? 3.0F : 0.0F;
-      // Narrower than the schedule's parts where it is 40: some parts then see no key of a row.
-      problem.window = features / 8 % 2 == 1 ? (features % 2 == 1 ? 40 : 1200) : -1;
-      check(problem, 16, static_cast<std::uint32_t>(features));
-    }
+  for (int features = 0; features < 16; ++features) {
+    Problem problem = simple(kTypes[features % 3], {{1, 1500}, {3, 700}, {1, 1033}});
+    problem.cache_type = kCacheTypes[features % 4];
+    problem.head_size = 16;
+    problem.group_size = 8;
+    problem.block_size = 48;
+    problem.sinks = features % 2 == 1;
+    problem.alibi = features / 2 % 2 == 1;
+    problem.softcap = features / 4 % 2 == 1 ? 3.0F : 0.0F;
+    // Narrower than the schedule's parts where it is 40: some parts then see no key of a row.
+    problem.window = features / 8 % 2 == 1 ? (features % 2 == 1 ? 40 : 1200) : -1;
+    check(problem, 16, static_cast<std::uint32_t>(features));
   }
 }
 

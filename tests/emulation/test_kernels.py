@@ -44,7 +44,7 @@ def test_cpp_kernels(kernel_tests: Path, model: CpuModel) -> None:
     qemu = find_qemu()
     assert qemu is not None
     done = subprocess.run(
-        [qemu, "-cpu", model.qemu_cpu, str(kernel_tests)], capture_output=True, text=True, check=False, timeout=300
+        [qemu, "-cpu", model.qemu_cpu, str(kernel_tests)], capture_output=True, text=True, check=False, timeout=900
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Status: SUCCESS!" in done.stdout
