@@ -5,24 +5,15 @@ from __future__ import annotations
 
 import functools
 
-from benchmarks.cases.case import Call, Case, Implementation, Work
-from benchmarks.cases.paged_cache import Inputs, OurCache, Shape, UpstreamCache, make_inputs, reference
+from benchmarks.cases.case import Call, Case, Work
+from benchmarks.cases.paged_cache import OurCache, Shape, UpstreamCache, implementations, make_inputs, reference
 
 # The logits' scale and the softmax's weights are rounded to bf16.
 TOLERANCE = 2**-6
 
 
-def ours(inputs: Inputs) -> Call:
-    """``paged_attention`` over a cache that ``write_kv_cache`` has written; the schedule is made before."""
-    return _prepare(OurCache(inputs))
-
-
-def upstream(inputs: Inputs) -> Call:
-    """vLLM's op over a cache that vLLM's own op has written."""
-    return _prepare(UpstreamCache(inputs))
-
-
 def _prepare(cache: OurCache | UpstreamCache) -> Call:
+    """Attention over a cache that the implementation's own op has written; schedules are made before."""
     cache.write()
     return Call(run=cache.attend, output=cache.checked_output)
 
@@ -31,12 +22,17 @@ def _case(name: str, words: str, shape: Shape) -> Case:
     query_bytes = 2 * shape.query_tokens * shape.query_heads * shape.head_size
     cache_bytes = shape.cached_bytes(shape.keys_in_use())
     work = Work(query_bytes + cache_bytes, query_bytes, shape.multiply_accumulates())
-    implementations = [Implementation("vllm_arm", ours, operation="paged_attention")]
-    # vLLM has no quantised cache on Arm.
-    if shape.kv_cache_dtype == "auto":
-        implementations.append(Implementation("upstream", upstream))
     inputs = functools.partial(make_inputs, shape)
-    return Case("attention", name, words, work, TOLERANCE, inputs, reference, tuple(implementations))
+    return Case(
+        "attention",
+        name,
+        words,
+        work,
+        TOLERANCE,
+        inputs,
+        reference,
+        implementations(shape, "paged_attention", _prepare),
+    )
 
 
 # Heads are a quarter of the models': one tensor-parallel rank of four, and emulated matrix instructions are slow.

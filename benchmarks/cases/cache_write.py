@@ -7,24 +7,16 @@ import functools
 
 import torch
 
-from benchmarks.cases.case import Call, Case, Implementation, Work
-from benchmarks.cases.paged_cache import Inputs, OurCache, Shape, UpstreamCache, make_inputs, reference
+from benchmarks.cases.case import Call, Case, Work
+from benchmarks.cases.paged_cache import OurCache, Shape, UpstreamCache, implementations, make_inputs, reference
 
 # Seen through attention, for the layout is the implementation's own affair.
 TOLERANCE = 2**-6
 
 
-def ours(inputs: Inputs) -> Call:
-    """``write_kv_cache``; the result is what ``paged_attention`` makes of the cache."""
-    return _prepare(OurCache(inputs))
-
-
-def upstream(inputs: Inputs) -> Call:
-    """vLLM's op; the result is what vLLM's attention makes of the cache."""
-    return _prepare(UpstreamCache(inputs))
-
-
 def _prepare(cache: OurCache | UpstreamCache) -> Call:
+    """The write; its result is what the implementation's own attention makes of the cache."""
+
     def output() -> torch.Tensor:
         cache.attend()
         return cache.checked_output()
@@ -35,12 +27,17 @@ def _prepare(cache: OurCache | UpstreamCache) -> Call:
 def _case(name: str, words: str, shape: Shape) -> Case:
     tokens = 2 * 2 * shape.key_tokens * shape.kv_heads * shape.head_size
     work = Work(bytes_read=tokens, bytes_written=shape.cached_bytes(shape.key_tokens))
-    implementations = [Implementation("vllm_arm", ours, operation="write_kv_cache")]
-    # vLLM has no quantised cache on Arm.
-    if shape.kv_cache_dtype == "auto":
-        implementations.append(Implementation("upstream", upstream))
     inputs = functools.partial(make_inputs, shape)
-    return Case("cache_write", name, words, work, TOLERANCE, inputs, reference, tuple(implementations))
+    return Case(
+        "cache_write",
+        name,
+        words,
+        work,
+        TOLERANCE,
+        inputs,
+        reference,
+        implementations(shape, "write_kv_cache", _prepare),
+    )
 
 
 CASES = (

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 
+from benchmarks.cases.case import Call, Implementation
 from benchmarks.cases.upstream import attention_isa, operators
 
 BLOCK_SIZE = 128
@@ -240,3 +242,14 @@ class OurCache:
     def checked_output(self) -> torch.Tensor:
         """The rows of ``output`` that ``reference`` gives."""
         return self.output[checked_queries(self.inputs.shape)]
+
+
+def implementations(
+    shape: Shape, operation: str, prepare: Callable[[OurCache | UpstreamCache], Call]
+) -> tuple[Implementation, ...]:
+    """Ours, the row ``operation`` of our table of kernels, and vLLM's, each as ``prepare`` calls it."""
+    ours = Implementation("vllm_arm", lambda inputs: prepare(OurCache(inputs)), operation=operation)
+    # vLLM has no quantised cache on Arm.
+    if shape.kv_cache_dtype != "auto":
+        return (ours,)
+    return ours, Implementation("upstream", lambda inputs: prepare(UpstreamCache(inputs)))

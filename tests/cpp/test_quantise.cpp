@@ -8,21 +8,16 @@
 #include <string>
 #include <vector>
 
+#include "element_types.h"
 #include "linear/dequantise_table.h"
 #include "linear/quantise_table.h"
 
 using vllm_arm::BFloat16;
 using vllm_arm::Float16;
 using vllm_arm::ScalarType;
+using vllm_arm::tests::kType;
 
 namespace {
-
-template <typename Element>
-constexpr ScalarType kType = ScalarType::float32;
-template <>
-constexpr ScalarType kType<BFloat16> = ScalarType::bfloat16;
-template <>
-constexpr ScalarType kType<Float16> = ScalarType::float16;
 
 template <typename Element>
 constexpr double kHalfUlp = 1.0 / (1 << 24);

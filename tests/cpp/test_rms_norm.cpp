@@ -9,24 +9,19 @@
 #include <string>
 #include <vector>
 
+#include "element_types.h"
 #include "norm/rms_norm_table.h"
 
 using vllm_arm::BFloat16;
 using vllm_arm::Float16;
 using vllm_arm::RmsNormArguments;
 using vllm_arm::ScalarType;
+using vllm_arm::tests::kType;
 
 namespace {
 
 constexpr float kEpsilon = 1e-5F;
 constexpr unsigned char kCanary = 0x5a;
-
-template <typename Element>
-constexpr ScalarType kType = ScalarType::float32;
-template <>
-constexpr ScalarType kType<BFloat16> = ScalarType::bfloat16;
-template <>
-constexpr ScalarType kType<Float16> = ScalarType::float16;
 
 // Half a unit in the last place relative to the value, plus what fp32 sums and products lose.
 template <typename Element>
