@@ -5,8 +5,8 @@ VENV ?= .venv
 PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(shell command -v $(p))))
 export HF_HUB_OFFLINE := 1
 export VLLM_NO_USAGE_STATS := 1
-# On Arm, build oneDNN where none is installed; x86 has it from PyPI.
-export VLLM_ARM_FETCH_ONEDNN ?= $(if $(filter aarch64,$(shell uname -m)),1,0)
+# On Arm, build oneDNN where none is installed; x86 has it from PyPI. Not exported: vLLM would warn of it at every start.
+VLLM_ARM_FETCH_ONEDNN ?= $(if $(filter aarch64,$(shell uname -m)),1,0)
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc cmake tests/cpp -type f) CMakeLists.txt setup.py pyproject.toml
 CLANG_FORMATTED = $(shell git ls-files '*.cpp' '*.h')
@@ -25,7 +25,8 @@ $(VENV)/.requirements: tools/setup_environment.py tools/system_packages.py $(wil
 
 $(EXTENSION): $(VENV)/.requirements $(SOURCES)
 	@mkdir -p build
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	PATH="$(abspath $(BIN)):$$PATH" VLLM_ARM_FETCH_ONEDNN=$(VLLM_ARM_FETCH_ONEDNN) \
+	  $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 demo: setup
