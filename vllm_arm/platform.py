@@ -10,7 +10,7 @@ import vllm
 from vllm.platforms.cpu import CpuPlatform
 
 import vllm_arm
-from vllm_arm import envs, norm
+from vllm_arm import norm
 from vllm_arm.attention import selection
 from vllm_arm.logs import get_logger
 from vllm_arm.runtime import environment
@@ -63,7 +63,7 @@ class ArmCpuPlatform(CpuPlatform):  # type: ignore[misc]  # vLLM is not typed fo
     def pack_kv_cache(cls, kv_cache: torch.Tensor, indices: torch.Tensor) -> None:
         """Bring blocks that another engine computed into the layout of this platform's attention."""
         # A cache of latent attention has three dimensions, and is not ours.
-        if kv_cache.dim() != 4 or not envs.VLLM_ARM_ATTENTION:
+        if kv_cache.dim() != 4 or not selection.choice()[0]:
             super().pack_kv_cache(kv_cache, indices)
             return
         from vllm_arm.attention import transfer

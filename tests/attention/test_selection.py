@@ -11,7 +11,7 @@ from vllm.v1.attention.backends import registry
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.selector import AttentionSelectorConfig
 
-from vllm_arm import ops
+from vllm_arm import activation, ops
 from vllm_arm.attention import selection, transfer
 from vllm_arm.logs import info_once, warning_once
 from vllm_arm.platform import ArmCpuPlatform
@@ -38,6 +38,7 @@ def describe_model(**settings: Any) -> SimpleNamespace:
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_ATTN_OVERRIDES", {})
     monkeypatch.delenv("VLLM_ARM_ATTENTION", raising=False)
+    monkeypatch.setenv("VLLM_ARM_ISA", ops.active_isa("paged_attention"))
     warning_once.cache_clear()
     info_once.cache_clear()
 
@@ -66,6 +67,15 @@ def test_switched_off_leaves_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
     assert backend(head_size=72) == VLLM_BACKEND
     selection.check_model(describe_model(head_size=72, cache_dtype="nvfp4"))
     assert selection.choice() == (False, "VLLM_ARM_ATTENTION=0")
+
+
+def test_off_arm_it_has_to_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_ARM_ISA")
+    monkeypatch.setattr(activation, "is_arm", lambda: False)
+    assert backend() == VLLM_BACKEND
+    assert "VLLM_ARM_ISA=portable" in selection.choice()[1]
+    monkeypatch.setattr(activation, "is_arm", lambda: True)
+    assert backend() == selection.BACKEND
 
 
 def test_latent_attention_is_not_ours() -> None:

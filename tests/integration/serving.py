@@ -5,11 +5,15 @@ from pathlib import Path
 
 import psutil
 
+from vllm_arm import activation
+
 TRAINED_MODEL = Path(__file__).resolve().parents[1] / "models/tiny-llama"
 READY_SECONDS = 300
 EAGER = ("--enforce-eager", "--max-model-len", "1024")
 FORCED = {"VLLM_ARM_FORCE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-"""On aarch64 forcing changes nothing."""
+"""For all of our kernels: forcing changes nothing on aarch64, and elsewhere attention has to be asked for."""
+if not activation.is_arm():
+    FORCED["VLLM_ARM_ISA"] = "portable"
 
 
 def library_names(process: psutil.Process) -> set[str]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vllm_arm import _host, envs
+from vllm_arm import _host, activation, envs
 from vllm_arm.logs import get_logger, info_once, warning_once
 from vllm_arm.ops import attention
 
@@ -23,9 +23,11 @@ logger = get_logger(__name__)
 
 
 def choice() -> tuple[bool, str]:
-    """Whether attention runs on our kernels, and why."""
+    """Whether attention runs on our kernels, and why. Off Arm it does where ``VLLM_ARM_ISA=portable`` asks for it."""
     if not envs.VLLM_ARM_ATTENTION:
         return False, "VLLM_ARM_ATTENTION=0"
+    if not activation.is_arm() and envs.VLLM_ARM_ISA is None:
+        return False, "vLLM's kernels are made for this CPU, ours is the portable one (VLLM_ARM_ISA=portable runs it)"
     variants = _host.operations()["paged_attention"]
     return True, f"{_host.select_isa(variants, _host.host_features(), envs.VLLM_ARM_ISA)} kernel"
 
