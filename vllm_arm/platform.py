@@ -42,6 +42,8 @@ class ArmCpuPlatform(CpuPlatform):  # type: ignore[misc]  # vLLM is not typed fo
             logger.info("vllm-arm %s is active; 'vllm-arm doctor' shows what it does", vllm_arm.__version__)
         environment.bind_threads(vllm_config)
         environment.preload_libraries(Path(torch.__file__).parent)
+        if vllm_config.parallel_config.worker_cls == "auto":
+            vllm_config.parallel_config.worker_cls = "vllm_arm.worker.ArmCpuWorker"
         super().check_and_update_config(vllm_config)
         environment.drop_bundled_allocator(Path(vllm.__file__).parent)
         selection.check_model(vllm_config)

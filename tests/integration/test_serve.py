@@ -2,6 +2,7 @@
 """``vllm serve`` with vllm-arm active, as an OpenAI client and the operating system see it."""
 
 import json
+import os
 import re
 import signal
 import time
@@ -90,6 +91,15 @@ def test_the_worker_is_bound_to_its_cpus(server: Server) -> None:
     assert bound
     cpus = {int(cpu) for cpu in bound[1].split(",")}
     assert set(server.process_named("Worker").cpu_affinity()) <= cpus
+
+
+def test_the_other_processes_are_off_the_workers_cpus(server: Server) -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one CPU: every process is on it")
+    worker = set(server.process_named("Worker").cpu_affinity())
+    for process in (server.process_named("EngineCore"), psutil.Process(server.pid)):
+        assert worker.isdisjoint(process.cpu_affinity())
+    assert re.search(r"100\.0 % of its memory \(\d+ MiB\) is on NUMA node", server.log.read_text())
 
 
 def test_a_warm_worker_hardly_faults(server: Server, client: openai.OpenAI) -> None:

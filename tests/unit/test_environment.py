@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vllm_arm.runtime import allocator, environment, openmp
+from vllm_arm.runtime import allocator, environment, openmp, placement
 from vllm_arm.runtime.binding import BIND_VARIABLE, BindingError
 from vllm_arm.runtime.choice import Choice
 from vllm_arm.runtime.topology import LogicalCpu, NumaNode, Topology
@@ -124,6 +124,22 @@ def test_threads_are_bound_once_and_engine_core_keeps_the_plan(caplog: pytest.Lo
     assert environment.explicit_binding() is None, "our own value is not the user's"
     environment.bind_threads(configuration())
     assert os.environ[BIND_VARIABLE] == bound
+
+
+def test_children_get_the_plan_and_only_a_server_is_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound: list[tuple[int, ...]] = []
+    monkeypatch.setattr(placement, "bind_process", lambda cpus, name: bound.append(cpus))
+    monkeypatch.setattr(placement, "is_server", lambda: False)
+    environment.bind_threads(configuration())
+    plan = placement.inherited_plan()
+    assert plan is not None
+    assert plan.as_vllm_environment() == os.environ[BIND_VARIABLE]
+    assert not bound
+    for name in (BIND_VARIABLE, "_VLLM_ARM_BINDING"):
+        del os.environ[name]
+    monkeypatch.setattr(placement, "is_server", lambda: True)
+    environment.bind_threads(configuration())
+    assert bound == [plan.engine_cpus]
 
 
 def test_an_explicit_binding_wins() -> None:

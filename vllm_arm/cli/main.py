@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``vllm-arm doctor`` and ``vllm-arm patches``."""
+"""``vllm-arm doctor``, ``vllm-arm topology`` and ``vllm-arm patches``."""
 
 import json
 import sys
+from collections.abc import Callable
+from typing import TypeVar
 
 import click
 from rich.console import Console
@@ -11,6 +13,7 @@ from rich.table import Table
 import vllm_arm
 from vllm_arm.cli import doctor as diagnosis
 
+_Command = TypeVar("_Command", bound=Callable[..., None])
 _COLOURS = {"ok": "green", "off": "dim", "warning": "yellow", "broken": "bold red"}
 
 
@@ -60,6 +63,37 @@ def _print_checks(checks: list[diagnosis.Check]) -> None:
         advice = f" {check.advice}" if check.advice else ""
         table.add_row(f"[{colour}]{check.status}[/{colour}]", check.name, check.value, check.reason + advice)
     console.print(table)
+
+
+def _size(option: str, name: str, meaning: str) -> Callable[[_Command], _Command]:
+    return click.option(
+        option, name, type=click.IntRange(min=1), default=1, show_default=True, help=f"{meaning} of the plan."
+    )
+
+
+@main.command()
+@_size("--tp", "tensor_parallel_size", "--tensor-parallel-size")
+@_size("--pp", "pipeline_parallel_size", "--pipeline-parallel-size")
+@_size("--dp", "data_parallel_size", "--data-parallel-size-local")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+def topology(tensor_parallel_size: int, pipeline_parallel_size: int, data_parallel_size: int, as_json: bool) -> None:
+    """Show NUMA nodes and cores, and where the processes of a server would go."""
+    from vllm_arm.cli import topology as report
+    from vllm_arm.runtime import environment
+    from vllm_arm.runtime.binding import BindingError
+    from vllm_arm.runtime.topology import read_topology
+
+    machine = read_topology()
+    try:
+        plan = environment.plan_threads(
+            tensor_parallel_size * pipeline_parallel_size, data_parallel_size, topology=machine
+        )
+    except BindingError as error:
+        raise click.ClickException(str(error)) from None
+    if as_json:
+        click.echo(json.dumps(report.as_data(machine, plan), indent=2))
+    else:
+        report.show(_console(), machine, plan)
 
 
 @main.command()

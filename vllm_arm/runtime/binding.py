@@ -13,10 +13,11 @@ The policy, for ranks that all work in step so that the slowest costs everybody:
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from vllm_arm.runtime.cgroup import format_cpu_list, parse_cpu_list
 from vllm_arm.runtime.topology import UNKNOWN_PACKAGE, LogicalCpu, Topology
@@ -65,6 +66,25 @@ class BindingPlan:
     def as_vllm_environment(self) -> str:
         """The value of VLLM_CPU_OMP_THREADS_BIND, such as "0-31|32-63" or "nobind"."""
         return "|".join(format_cpu_list(rank.cpus) for rank in self.ranks) or NOBIND
+
+    def to_json(self) -> str:
+        """The plan as text, for a child process."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> BindingPlan:
+        """The plan that ``to_json`` wrote."""
+        fields = json.loads(text)
+        ranks = tuple(
+            RankBinding(rank["rank"], tuple(rank["cpus"]), tuple(rank["nodes"]), tuple(rank["memory_nodes"]))
+            for rank in fields["ranks"]
+        )
+        return cls(ranks, tuple(fields["engine_cpus"]), tuple(fields["reasons"]), tuple(fields["warnings"]))
+
+    def sharers(self, rank: int) -> int:
+        """How many ranks take memory from a NUMA node of ``rank``, itself included."""
+        nodes = set(self.ranks[rank].memory_nodes)
+        return sum(1 for other in self.ranks if nodes.intersection(other.memory_nodes)) or 1
 
 
 def plan_binding(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from vllm_arm import envs
 from vllm_arm.logs import get_logger
-from vllm_arm.runtime import allocator, openmp, preload
+from vllm_arm.runtime import allocator, openmp, placement, preload
 from vllm_arm.runtime.binding import AUTO, BIND_VARIABLE, BindingPlan, plan_binding
 from vllm_arm.runtime.topology import Topology, read_topology
 from vllm_arm.startup import warn_once_in_process_tree
@@ -143,6 +143,9 @@ def bind_threads(vllm_config: "VllmConfig") -> None:
     for warning in plan.warnings:
         warn_once_in_process_tree(f"thread binding: {warning}")
     os.environ[BIND_VARIABLE] = os.environ[_OUR_BINDING] = plan.as_vllm_environment()
+    os.environ[placement.PLAN_VARIABLE] = plan.to_json()
+    if placement.is_server():
+        placement.bind_process(plan.engine_cpus, "API server")
 
 
 def _visible_nodes() -> list[int] | None:

@@ -5,9 +5,11 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 
+from vllm_arm import envs
 from vllm_arm.logs import get_logger
 from vllm_arm.runtime import allocator
 
@@ -15,6 +17,8 @@ logger = get_logger(__name__)
 
 _SECONDS_TO_SHUT_DOWN = 20
 _WATCHER = "vllm-arm-parent-watcher"
+# Loaded by now in each process that starts workers for a server.
+_EXECUTOR_MODULE = "vllm.v1.executor.multiproc_executor"
 
 
 class _DropTcmallocHint(logging.Filter):
@@ -30,6 +34,10 @@ def prepare() -> None:
         _drop_tcmalloc_hint()
     _request_amx_tiles()
     _end_with_parent()
+    if envs.VLLM_ARM_BINDING and _EXECUTOR_MODULE in sys.modules:
+        from vllm_arm.runtime import worker_processes
+
+        worker_processes.install()
 
 
 def may_load_a_model() -> bool:
