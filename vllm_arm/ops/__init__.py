@@ -8,6 +8,7 @@ has a module here; its functions run the kernel variant that ``_host.select_isa`
 
 import torch
 
+from vllm_arm.ops import collectives
 from vllm_arm.ops.attention import paged_attention, schedule_attention, write_kv_cache
 from vllm_arm.ops.linear import (
     linear,
@@ -24,6 +25,7 @@ from vllm_arm.ops.norm import MAXIMUM_DIMENSIONS, fused_add_rms_norm, rms_norm
 __all__ = [
     "MAXIMUM_DIMENSIONS",
     "active_isa",
+    "collectives",
     "fused_add_rms_norm",
     "linear",
     "linear_implementation",
