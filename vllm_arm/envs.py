@@ -7,6 +7,7 @@ interpreter start.
 """
 
 import os
+import re
 from collections.abc import Callable
 
 ISA_NAMES = ("portable", "neon", "bf16", "sve")
@@ -53,6 +54,13 @@ def _isa(text: str) -> str:
     return text
 
 
+def _seconds(text: str) -> float:
+    seconds = float(text) if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) else 0.0
+    if not seconds:
+        raise ValueError("a number of seconds above 0")
+    return seconds
+
+
 def _flag(default: bool, meaning: str) -> Variable:
     return Variable(default, _boolean, meaning)
 
@@ -74,6 +82,9 @@ VARIABLES: dict[str, Variable] = {
         lambda text: tuple(filter(None, (name.strip() for name in text.split(",")))),
         "layers that --quantization arm_int8 leaves as they are: names or patterns, with commas between them",
     ),
+    "VLLM_ARM_COLLECTIVE_TIMEOUT": Variable(
+        300.0, _seconds, "seconds after which a rank that is silent in a collective ends the server"
+    ),
     "VLLM_ARM_PATCHES": _switch("patches to vLLM, applied in memory as its modules are imported"),
     "VLLM_ARM_MIMALLOC": _switch("mimalloc in place of glibc's malloc in EngineCore and the workers"),
     "VLLM_ARM_OPENMP": _switch("an OpenMP runtime with LSE atomics where torch's has none"),
@@ -81,6 +92,7 @@ VARIABLES: dict[str, Variable] = {
     "VLLM_ARM_NORM": _switch("fused RMSNorm kernels"),
     "VLLM_ARM_ATTENTION": _switch("paged attention kernels, and a quantised KV cache"),
     "VLLM_ARM_LINEAR": _switch("linear layers on weights packed while the model loads"),
+    "VLLM_ARM_COLLECTIVES": _switch("collectives in shared memory for tensor, pipeline, data and expert parallelism"),
 }
 
 
@@ -99,6 +111,7 @@ VLLM_ARM_FORCE: bool
 VLLM_ARM_STRICT: bool
 VLLM_ARM_ISA: str | None
 VLLM_ARM_QUANTISE_IGNORE: tuple[str, ...]
+VLLM_ARM_COLLECTIVE_TIMEOUT: float
 VLLM_ARM_PATCHES: bool
 VLLM_ARM_MIMALLOC: bool
 VLLM_ARM_OPENMP: bool
@@ -106,6 +119,7 @@ VLLM_ARM_BINDING: bool
 VLLM_ARM_NORM: bool
 VLLM_ARM_ATTENTION: bool
 VLLM_ARM_LINEAR: bool
+VLLM_ARM_COLLECTIVES: bool
 
 
 def __getattr__(name: str) -> object:

@@ -2,6 +2,7 @@
 """The platform that vLLM runs on where vllm-arm is active: its own CPU platform, with our choices."""
 
 import multiprocessing
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import vllm
 from vllm.platforms.cpu import CpuPlatform
 
 import vllm_arm
-from vllm_arm import norm
+from vllm_arm import envs, norm
 from vllm_arm.attention import selection
 from vllm_arm.logs import get_logger
 from vllm_arm.runtime import environment
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 
 logger = get_logger(__name__)
+
+# Not a setting: what EngineCore and the workers need to know of the configuration before they have it.
+_LOCAL_WORKERS = "_VLLM_ARM_LOCAL_WORKERS"
 
 
 class ArmCpuPlatform(CpuPlatform):  # type: ignore[misc]  # vLLM is not typed for mypy
@@ -40,6 +44,7 @@ class ArmCpuPlatform(CpuPlatform):  # type: ignore[misc]  # vLLM is not typed fo
         """
         if multiprocessing.parent_process() is None:
             logger.info("vllm-arm %s is active; 'vllm-arm doctor' shows what it does", vllm_arm.__version__)
+        os.environ[_LOCAL_WORKERS] = str(vllm_config.parallel_config.local_world_size)
         environment.bind_threads(vllm_config)
         environment.preload_libraries(Path(torch.__file__).parent)
         if vllm_config.parallel_config.worker_cls == "auto":
@@ -71,6 +76,18 @@ class ArmCpuPlatform(CpuPlatform):  # type: ignore[misc]  # vLLM is not typed fo
         from vllm_arm.attention import transfer
 
         transfer.pack_kv_cache(kv_cache, indices)
+
+    @classmethod
+    def device_count(cls) -> int:
+        """How many workers a replica has on this host: vLLM's message queues tell by it which ranks share one."""
+        return int(os.environ.get(_LOCAL_WORKERS, "1"))
+
+    @classmethod
+    def get_device_communicator_cls(cls) -> str:
+        """The class of the communicators of groups of ranks."""
+        if not envs.VLLM_ARM_COLLECTIVES:
+            return str(super().get_device_communicator_cls())
+        return "vllm_arm.distributed.communicator.ArmCommunicator"
 
     @classmethod
     def import_ir_kernels(cls) -> None:

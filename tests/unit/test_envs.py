@@ -33,6 +33,8 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "text", "expected"),
     [
         ("VLLM_ARM_MIMALLOC", "maybe", r"VLLM_ARM_MIMALLOC='maybe': expected 0 or 1"),
+        ("VLLM_ARM_COLLECTIVE_TIMEOUT", "0", r"VLLM_ARM_COLLECTIVE_TIMEOUT='0': expected a number of seconds above 0"),
+        ("VLLM_ARM_COLLECTIVE_TIMEOUT", "5m", r"VLLM_ARM_COLLECTIVE_TIMEOUT='5m': expected a number of seconds"),
         ("VLLM_ARM_ISA", "avx2", r"VLLM_ARM_ISA='avx2': expected one of portable, neon, bf16, sve"),
     ],
 )

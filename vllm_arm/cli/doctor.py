@@ -21,7 +21,7 @@ _TRANSPARENT_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _HUGE_PAGES = Path("/sys/kernel/mm/hugepages")
 
 
-_ACTIONS = {"Kernels", "Linear layers", "Allocator", "OpenMP", "NUMA and binding"}
+_ACTIONS = {"Kernels", "Linear layers", "Allocator", "OpenMP", "NUMA and binding", "Collectives"}
 
 
 class Check(NamedTuple):
@@ -45,6 +45,7 @@ def examine(tensor_parallel_size: int = 1) -> list[Check]:
         "Allocator": _allocator,
         "OpenMP": _openmp,
         "NUMA and binding": lambda: _numa(tensor_parallel_size),
+        "Collectives": lambda: _collectives(tensor_parallel_size),
         "Memory": _memory,
         "Patches": _patches,
         "Switches": _switches,
@@ -263,6 +264,19 @@ def _numa(tensor_parallel_size: int) -> list[Check]:
     checks.append(Check(section, "EngineCore and API server", "ok", f"CPUs {engine}", reasons))
     checks += [Check(section, "binding", "warning", warning) for warning in plan.warnings]
     return checks
+
+
+def _collectives(tensor_parallel_size: int) -> list[Check]:
+    from vllm_arm.ops import collectives
+
+    if not envs.VLLM_ARM_COLLECTIVES:
+        return [Check("Collectives", "ranks of a host", "off", "vLLM's own", "VLLM_ARM_COLLECTIVES=0")]
+    text = f"shared memory, {collectives.DEFAULT_BYTES_PER_RANK >> 20} MiB for each rank of a group"
+    reason = f"a rank that is silent for {envs.VLLM_ARM_COLLECTIVE_TIMEOUT:g} s ends the server"
+    if tensor_parallel_size > collectives.MAXIMUM_WORLD_SIZE:
+        text = "torch.distributed"
+        reason = f"shared memory is for at most {collectives.MAXIMUM_WORLD_SIZE} ranks"
+    return [Check("Collectives", "ranks of a host", "ok", text, reason)]
 
 
 def _memory() -> list[Check]:
