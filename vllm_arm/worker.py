@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm.distributed import get_pp_group
 from vllm.utils import cpu_resource_utils
 from vllm.utils.cpu_resource_utils import MemoryNodeInfo
 from vllm.v1.worker import cpu_worker
@@ -59,6 +60,19 @@ class ArmCpuWorker(cpu_worker.CPUWorker):  # type: ignore[misc]  # vLLM is not t
         super().__init__(vllm_config, local_rank, rank, distributed_init_method, is_driver_worker=is_driver_worker)
         if bound is not None and self._memory_nodes and self._memory_nodes != bound[1].nodes[:1]:
             torch.ops._C.init_cpu_memory_env(list(self._memory_nodes))
+
+    def load_model(self, *, load_dummy_weights: bool = False) -> None:
+        """Load as vLLM does, then make what a later stage of a pipeline receives its input in.
+
+        vLLM makes it in the warm-up, which eager execution leaves out.
+        """
+        super().load_model(load_dummy_weights=load_dummy_weights)
+        runner = self.model_runner
+        if self.use_v2_model_runner or get_pp_group().is_first_rank or runner.intermediate_tensors is not None:
+            return
+        runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+            batch_size=runner.max_num_tokens, dtype=self.model_config.dtype, device=self.device
+        )
 
     def compile_or_warm_up_model(self) -> Any:
         """Warm up as vLLM does, then tell where the memory has come to lie."""

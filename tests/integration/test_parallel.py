@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``vllm serve`` over two ranks: the answers of one rank, and an orderly end whatever happens to a rank."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import psutil
+import pytest
+
+from demo.server import Server, free_port, session_processes
+from tests.integration.second_host import second_host, why_not
+from tests.integration.serving import EAGER, FORCED, READY_SECONDS, TRAINED_MODEL, library_names
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two CPUs"),
+]
+
+PROMPTS = [
+    "import os\n\ndef main():\n    ",
+    "class Stack:\n    def __init__(self):\n        self.",
+    "What does `os.path.join` do?",
+    "def fibonacci(n):\n    ",
+    "for line in open(",
+    "x = 1\n" * 60,
+    "The list is sorted ",
+    "try:\n    import json\nexcept ",
+]
+TOKENS = 32
+NEAR_TIE = 0.05
+"""The greatest difference of two log-probabilities that another order of sums may turn round."""
+END_SECONDS = 60
+
+
+class Answer(NamedTuple):
+    """Greedy tokens, and for each how far the best was ahead of the second in log-probability."""
+
+    tokens: list[str]
+    margins: list[float]
+
+
+def complete(server: Server, prompt: str, tokens: int) -> dict[str, Any]:
+    request = {"model": str(TRAINED_MODEL), "prompt": prompt, "max_tokens": tokens, "temperature": 0, "logprobs": 2}
+    response = httpx.post(f"{server.url}/v1/completions", json=request, timeout=120)
+    assert response.status_code == 200, response.text
+    logprobs: dict[str, Any] = response.json()["choices"][0]["logprobs"]
+    return logprobs
+
+
+def ask(server: Server) -> list[Answer]:
+    answers = []
+    for prompt in PROMPTS:
+        logprobs = complete(server, prompt, TOKENS)
+        best = [sorted(top.values(), reverse=True) for top in logprobs["top_logprobs"]]
+        answers.append(Answer(logprobs["tokens"], [top[0] - top[1] if len(top) > 1 else 9.0 for top in best]))
+    return answers
+
+
+def assert_same(found: list[Answer], expected: list[Answer]) -> None:
+    """The same tokens up to near ties, after which answers may differ; those are fewer than one in a hundred."""
+    compared = ties = 0
+    for ours, theirs in zip(found, expected, strict=True):
+        pairs = zip(ours.tokens, theirs.tokens, theirs.margins, strict=False)
+        for token, other, margin in pairs:
+            compared += 1
+            if token != other:
+                assert margin < NEAR_TIE, f"{token!r} instead of {other!r}, which is ahead by {margin:.3f}"
+                ties += 1
+                break
+    assert compared > len(PROMPTS) * TOKENS // 2
+    assert ties <= compared / 100, f"{ties} near ties in {compared} tokens"
+
+
+def serve(folder: Path, *arguments: str, **variables: str) -> Server:
+    return Server(TRAINED_MODEL, folder / "server.log", arguments=arguments, environment={**FORCED, **variables})
+
+
+def worker(server: Server, name: str) -> psutil.Process:
+    (found,) = [process for process in server.processes() if f"Worker_{name}" in " ".join(process.cmdline())]
+    return found
+
+
+def assert_gone(processes: list[psutil.Process], shared_memory: set[Path]) -> None:
+    """By themselves: before anybody cleans up after them."""
+    started = time.monotonic()
+    _, alive = psutil.wait_procs(processes, timeout=END_SECONDS)
+    assert not alive, f"still alive after {time.monotonic() - started:.0f} s: {alive}"
+    assert not [path for path in shared_memory if path.exists()]
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Answer]]:
+    with serve(tmp_path_factory.mktemp("one"), *EAGER) as server:
+        server.wait_until_ready(READY_SECONDS)
+        yield ask(server)
+
+
+def test_two_tensor_parallel_ranks(expected: list[Answer], tmp_path: Path) -> None:
+    """Compiled, as users run it; ended by SIGTERM."""
+    with serve(tmp_path, "--max-model-len", "1024", "--tensor-parallel-size", "2") as server:
+        server.wait_until_ready(READY_SECONDS)
+        log = server.log.read_text()
+        assert "collectives of group tp:0, 2 ranks: shared memory" in log
+        affinities = [worker(server, name).cpu_affinity() for name in ("TP0", "TP1")]
+        assert set(affinities[0]).isdisjoint(affinities[1])
+        assert_same(ask(server), expected)
+
+        processes, shared_memory = server.processes(), server.shared_memory()
+        psutil.Process(server.pid).terminate()
+        assert_gone(processes, shared_memory)
+        log = server.log.read_text()
+        assert "[shutdown] API server: shutdown triggered" in log
+        assert "has died" not in log
+
+
+def test_two_pipeline_stages(expected: list[Answer], tmp_path: Path) -> None:
+    """Eager, which vLLM's later stages do not survive by themselves; ended by the death of a stage."""
+    with serve(tmp_path, *EAGER, "--pipeline-parallel-size", "2") as server:
+        server.wait_until_ready(READY_SECONDS)
+        assert "collectives of group pp:0, 2 ranks: shared memory" in server.log.read_text()
+        assert_same(ask(server), expected)
+
+        processes, shared_memory = server.processes(), server.shared_memory()
+        victim = worker(server, "PP0")
+        with ThreadPoolExecutor() as pool:
+            long_request = pool.submit(complete, server, PROMPTS[0], 900)
+            time.sleep(1)
+            victim.send_signal(signal.SIGKILL)
+            assert_gone(processes, shared_memory)
+            assert long_request.exception() is not None, "answered in spite of its death"
+        log = server.log.read_text()
+        assert "Worker proc VllmWorker-0 died unexpectedly" in log
+        assert f"rank 0 (process {victim.pid}) has died" in log
+
+
+def test_two_hosts(expected: list[Answer], tmp_path: Path) -> None:
+    """A rank on each; ended by SIGTERM to the first host's server, upon which the second host ends by itself."""
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    with second_host() as host:
+        master = ("--nnodes", "2", "--master-addr", host.our_address, "--master-port", str(free_port()))
+        arguments = (*EAGER, "--tensor-parallel-size", "2", *master)
+        variables = {"GLOO_SOCKET_IFNAME": host.interface}
+        command = ("vllm", "serve", str(TRAINED_MODEL), *arguments, "--headless", "--node-rank", "1")
+        log = tmp_path / "second.log"
+        with log.open("wb") as output:
+            second = subprocess.Popen(
+                host.command(*command),
+                env={**os.environ, **FORCED, **variables, "VLLM_HOST_IP": host.address},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            variables["VLLM_HOST_IP"] = host.our_address
+            with serve(tmp_path, *arguments, "--node-rank", "0", **variables) as server:
+                server.wait_until_ready(READY_SECONDS)
+                assert_same(ask(server), expected)
+                there = session_processes(second.pid)
+                assert [process for process in there if "Worker_TP1" in " ".join(process.cmdline())]
+                assert any("libmimalloc" in name for process in there for name in library_names(process))
+                processes, shared_memory = server.processes(), server.shared_memory()
+                psutil.Process(server.pid).terminate()
+                assert_gone(processes, shared_memory)
+            second.wait(END_SECONDS)
+            assert_gone(there, set())
+            assert f"the host at {host.our_address} is gone: shutting down" in log.read_text()
+        finally:
+            for process in session_processes(second.pid):
+                process.kill()
+            second.wait()
