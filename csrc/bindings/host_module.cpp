@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "host/allocator.h"
+#include "host/core_latency.h"
 #include "host/elf_atomics.h"
 #include "isa/isa.h"
 #include "operations.h"
@@ -73,6 +74,12 @@ PYBIND11_MODULE(_host, module) {
       .def_readonly("is_aarch64", &vllm_arm::AtomicCounts::is_aarch64);
   module.def("count_atomics", &vllm_arm::count_atomics, py::arg("path"),
              "Count the atomic instructions of the ELF file at `path`. Raises RuntimeError naming the path.");
+
+  module.def(
+      "core_latency_ns", &vllm_arm::core_latency_ns, py::arg("first"), py::arg("second"), py::arg("round_trips"),
+      py::arg("repeats"), py::call_guard<py::gil_scoped_release>(),
+      "Nanoseconds that a store on CPU `first` takes to be seen on CPU `second`: half a round trip of a cache "
+      "line, the least of `repeats` means over `round_trips`. Raises ValueError or RuntimeError naming the CPU.");
 
   module.def("malloc_library", &vllm_arm::malloc_library, "Path of the library whose malloc this process calls.");
   py::class_<vllm_arm::MimallocStatistics>(module, "MimallocStatistics", "mimalloc's figures, in bytes.")

@@ -4,6 +4,7 @@
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import click
@@ -75,9 +76,23 @@ def _size(option: str, name: str, meaning: str) -> Callable[[_Command], _Command
 @_size("--tp", "tensor_parallel_size", "--tensor-parallel-size")
 @_size("--pp", "pipeline_parallel_size", "--pipeline-parallel-size")
 @_size("--dp", "data_parallel_size", "--data-parallel-size-local")
+@click.option("--latency", is_flag=True, help="Measure core-to-core latency; the machine should be idle.")
+@click.option(
+    "--heat-map",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Measure core-to-core latency and draw it to this PNG file (needs matplotlib).",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
-def topology(tensor_parallel_size: int, pipeline_parallel_size: int, data_parallel_size: int, as_json: bool) -> None:
+def topology(
+    tensor_parallel_size: int,
+    pipeline_parallel_size: int,
+    data_parallel_size: int,
+    latency: bool,
+    heat_map: Path | None,
+    as_json: bool,
+) -> None:
     """Show NUMA nodes and cores, and where the processes of a server would go."""
+    from vllm_arm.cli import latency as latencies
     from vllm_arm.cli import topology as report
     from vllm_arm.runtime import environment
     from vllm_arm.runtime.binding import BindingError
@@ -90,10 +105,16 @@ def topology(tensor_parallel_size: int, pipeline_parallel_size: int, data_parall
         )
     except BindingError as error:
         raise click.ClickException(str(error)) from None
+    measured = latencies.measure(machine, heat_map) if latency or heat_map else None
     if as_json:
-        click.echo(json.dumps(report.as_data(machine, plan), indent=2))
-    else:
-        report.show(_console(), machine, plan)
+        data = report.as_data(machine, plan)
+        if measured:
+            data["latency"] = latencies.as_data(measured)
+        click.echo(json.dumps(data, indent=2))
+        return
+    report.show(_console(), machine, plan)
+    if measured:
+        latencies.show(_console(), machine, measured)
 
 
 @main.command()
