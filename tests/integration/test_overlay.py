@@ -75,6 +75,31 @@ print("RESULT", json.dumps(names))
 """
 )
 
+EXPERTS = (
+    INSTALL
+    + """
+import json
+from unittest import mock
+
+import torch
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.model_executor.layers.fused_moe.experts import cpu_moe
+
+experts = mock.MagicMock(_use_zentorch=False)
+ids, weights = torch.tensor([[0, 3], [2, 1]], dtype=torch.int32), torch.tensor([[0.5, 0.25], [0.75, 0.125]])
+names = "output hidden_states w1 w2 a1q_scale a2_scale workspace13 workspace2 expert_tokens_meta".split()
+results = []
+with mock.patch.object(cpu_moe, "cpu_fused_moe") as kernel:
+    for expert_map in (None, torch.tensor([-1, -1, 0, 1], dtype=torch.int32)):
+        cpu_moe.CPUUnquantizedExperts.apply(
+            experts, **dict.fromkeys(names), topk_weights=weights, topk_ids=ids, activation=MoEActivation.SILU,
+            global_num_experts=4, expert_map=expert_map, apply_router_weight_on_input=False,
+        )
+        results.append([kernel.call_args.args[6].tolist(), kernel.call_args.args[7].tolist()])
+print("RESULT", json.dumps(results))
+"""
+)
+
 PLATFORM_PLUGINS = """
 from vllm.platforms.cpu import CpuPlatform
 from vllm.platforms.interface import Platform, PlatformEnum
@@ -145,6 +170,12 @@ def test_cpu_target_takes_an_out_of_tree_cpu_platform(tmp_path):
     assert isinstance(names, list)
     assert names[0].startswith("vllm.platforms.")
     assert names[1] == "platform_plugins.Ours"
+
+
+def test_experts_of_other_ranks_are_left_out():
+    everything, second_half = run_vllm(EXPERTS)
+    assert everything == [[[0.5, 0.25], [0.75, 0.125]], [[0, 3], [2, 1]]]
+    assert second_half == [[[0, 0.25], [0.75, 0]], [[0, 1], [0, 0]]]
 
 
 def test_every_patch_is_for_the_installed_vllm_and_fits_it():
