@@ -12,7 +12,7 @@ from vllm_arm import envs
 from vllm_arm.distributed.hosts import HostLayout
 from vllm_arm.distributed.transport import SUM_DTYPES, SharedMemory, Transport
 
-# Half a precision is lost again with every host that adds to a sum in 16 bits.
+# Sums are rounded once, when they are complete.
 _WIDE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 
 # torch.compile cannot pass an object to an op; a number it can.
@@ -141,20 +141,18 @@ class SpanningTransport(MessageTransport):
         if tensor.dtype not in SUM_DTYPES or tensor.numel() == 0:
             super().sum_in_place(tensor)
             return
-        flat = tensor.contiguous().view(-1)
         members = self._local.world_size
-        length = -(-flat.numel() // members)
-        padded = flat
-        if length * members != flat.numel():
-            padded = flat.new_zeros(length * members)
-            padded[: flat.numel()].copy_(flat)
-        part = flat.new_empty(length)
+        count = tensor.numel()
+        length = -(-count // members)
+        wide = _WIDE.get(tensor.dtype, tensor.dtype)
+        padded = tensor.new_zeros(length * members, dtype=wide)
+        padded[:count].copy_(tensor.reshape(-1))
+        part = padded.new_empty(length)
         self._local.reduce_scatter(part, padded)
-        wide = part.to(_WIDE.get(part.dtype, part.dtype))
-        dist.all_reduce(wide, group=self._peers)
-        part.copy_(wide)
-        self._local.all_gather(padded, part)
-        tensor.copy_(padded[: flat.numel()].view(tensor.shape))
+        dist.all_reduce(part, group=self._peers)
+        total = tensor.new_empty(length * members)
+        self._local.all_gather(total, part.to(tensor.dtype))
+        tensor.copy_(total[:count].view(tensor.shape))
 
     def gather_into(self, output: torch.Tensor, input: torch.Tensor) -> None:
         dense = input.contiguous()
