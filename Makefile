@@ -15,7 +15,7 @@ ARM_WHEEL := build/aarch64/.wheel
 CYCLES_OPTIONS = $(if $(OP),--op $(OP)) $(if $(CASE),--case $(CASE)) $(if $(IMPL),--impl $(IMPL)) \
   $(foreach core,$(CORE),--core $(core)) $(if $(SUBSET),--subset $(SUBSET))
 
-.PHONY: setup demo test test-native test-arm conformance arm-root cross-wheel cycles cycles-check lint clean
+.PHONY: setup demo test test-native test-threads test-arm conformance arm-root cross-wheel cycles cycles-check lint clean
 
 setup: $(EXTENSION)
 
@@ -40,6 +40,13 @@ test-native: setup $(VENV)/.bench
 	PATH="$(abspath $(BIN)):$$PATH" cmake --build build/native-tests --parallel
 	build/native-tests/tests/cpp/kernel_tests
 	$(BIN)/python -m pytest tests --ignore=tests/emulation $(PYTEST_ARGUMENTS)
+
+# The collectives under the thread sanitizer, with threads in place of ranks.
+test-threads: setup
+	PATH="$(abspath $(BIN)):$$PATH" cmake -G Ninja -S . -B build/thread-tests -DVLLM_ARM_BUILD_PYTHON=OFF -DVLLM_ARM_BUILD_TESTS=ON \
+	  -DVLLM_ARM_SANITIZE_THREADS=ON >/dev/null
+	PATH="$(abspath $(BIN)):$$PATH" cmake --build build/thread-tests --parallel
+	build/thread-tests/tests/cpp/kernel_tests --source-file='*test_collectives.cpp'
 
 # All of vLLM's own tests of the ops that ours replace; test-native runs a sample.
 conformance: setup

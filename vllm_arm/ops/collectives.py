@@ -51,7 +51,7 @@ def open_communicator(
 
     ``exchange(text)`` returns every rank's text in the order of ranks. It is called twice on every rank, even where
     this one has failed. ``bytes_per_rank`` of shared memory are taken at once, on the memory node of the calling
-    thread; ``torch.get_num_threads()`` at this moment, the least over ranks, is the number of stripes of large messages.
+    thread; ``torch.get_num_threads()`` then, the least over ranks, is the number of stripes of large messages.
     ``timeout_seconds`` is that of ``VLLM_ARM_COLLECTIVE_TIMEOUT`` if None.
 
     Raises ``RuntimeError`` on every rank, naming the first that failed and why, if any of them does.
