@@ -3,6 +3,7 @@
 
 import multiprocessing
 import os
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -41,6 +42,13 @@ def _run(rank: int, world_size: int, pipe: Connection, body: Body, threads: int,
     os._exit(0)
 
 
+def _run_in_thread(*arguments: Any) -> None:
+    # A thread makes OpenMP threads of its own, where this one has those of the parent, which were not forked with it.
+    thread = threading.Thread(target=_run, args=arguments)
+    thread.start()
+    thread.join()
+
+
 def run_ranks(
     world_size: int,
     body: Body,
@@ -59,7 +67,9 @@ def run_ranks(
     for rank in range(world_size):
         ours, theirs = _FORK.Pipe()
         count = threads if isinstance(threads, int) else threads[rank]
-        process = _FORK.Process(target=_run, args=(rank, world_size, theirs, body, count, options), daemon=True)
+        process = _FORK.Process(
+            target=_run_in_thread, args=(rank, world_size, theirs, body, count, options), daemon=True
+        )
         process.start()
         theirs.close()
         pipes.append(ours)

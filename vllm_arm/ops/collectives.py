@@ -8,7 +8,7 @@ An operation that cannot be completed raises ``RuntimeError`` naming the rank th
 longer than ``VLLM_ARM_COLLECTIVE_TIMEOUT`` or called something else: on every rank, in that operation or in the next.
 Arguments that do not fit raise ``RuntimeError`` naming the argument. Tensors that are not contiguous are copied.
 
-Messages of up to 32 KiB go by cache lines that carry data and flag together; larger ones in blocks, by as many threads
+Messages of up to 8 KiB go by cache lines that carry data and flag together; larger ones in blocks, by as many threads
 as the rank with the fewest has. Sums are in fp32, in the order of ranks, and rounded once: every rank has the same
 bits, whatever the number of threads.
 """
