@@ -114,7 +114,7 @@ void collective_connect(std::int64_t handle, std::vector<std::string> addresses)
     require(address.bytes == bytes, "rank ", rank, " has ", address.bytes, " bytes of shared memory, this rank ",
             bytes);
     lanes = std::min(lanes, std::max(1, address.threads));
-    processes.push_back(address.process);
+    processes.push_back(rank == entry->rank ? address.process : address.process.as_others_see_it());
     if (rank == entry->rank) {
       data.push_back(entry->segments.front().data());
       continue;

@@ -52,8 +52,15 @@ Process Process::self() {
   return process;
 }
 
+Process Process::as_others_see_it() const {
+  Process process = *this;
+  char state;
+  if (start_time != 0 && !read_stat(pid, state, process.start_time)) process.start_time = start_time;
+  return process;
+}
+
 bool Process::is_alive() const {
-  if (start_time == 0) return true;
+  if (start_time == 0 || pid == getpid()) return true;
   char state;
   std::uint64_t start;
   if (!read_stat(pid, state, start)) return false;

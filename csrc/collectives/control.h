@@ -57,6 +57,8 @@ struct Process {
   std::uint64_t start_time = 0;  // in clock ticks since boot; 0: not known, and never taken for dead
 
   static Process self();
+  // The same process by the start that others see of it: to itself, an emulated one sees another.
+  Process as_others_see_it() const;
   // False where it has ended, even if its parent has not waited for it yet.
   bool is_alive() const;
 };

@@ -42,9 +42,10 @@ void run_rank(int rank, const std::vector<std::array<int, 2>>& pipes, Body body)
   std::vector<std::byte*> data;
   std::vector<vllm_arm::Process> processes;
   for (std::size_t peer = 0; peer < addresses.size(); ++peer) {
-    processes.push_back(addresses[peer].process);
-    if (static_cast<int>(peer) != rank) others.emplace_back(addresses[peer]);
-    data.push_back(static_cast<int>(peer) == rank ? own.data() : others.back().data());
+    const bool is_own = static_cast<int>(peer) == rank;
+    processes.push_back(is_own ? addresses[peer].process : addresses[peer].process.as_others_see_it());
+    if (!is_own) others.emplace_back(addresses[peer]);
+    data.push_back(is_own ? own.data() : others.back().data());
   }
   body(*collectives_test::make_communicator(rank, data, processes, kBytes, 1, 60, collectives_test::in_this_thread));
 }
