@@ -39,7 +39,7 @@ vllm_arm_operation(rms_norm norm portable neon bf16)
 # Variants of these two go together: each has its own order of elements in the cache.
 vllm_arm_operation(write_kv_cache attention portable neon bf16 sve)
 vllm_arm_operation(paged_attention attention portable neon bf16 sve)
-vllm_arm_operation(reduce_sum collectives portable neon bf16)
+vllm_arm_operation(reduce_sum collectives portable neon bf16 sve)
 
 file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/generated/operations.h CONTENT
 "// Generated from cmake/operations.cmake.

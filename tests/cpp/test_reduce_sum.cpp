@@ -95,7 +95,7 @@ void for_each_runnable_variant(Run run) {
 template <typename Element>
 void check_sizes(vllm_arm::ReduceSumKernel kernel) {
   std::mt19937 random(3);
-  for (const int source_count : {1, 2, 3, 8}) {
+  for (const int source_count : {1, 2, 3, 4, 8}) {
     for (const std::int64_t count : {0, 1, 2, 7, 15, 16, 31, 32, 33, 63, 64, 100, 448, 1001}) {
       check<Element>(kernel, source_count, count, false, random);
       check<Element>(kernel, source_count, count, true, random);
