@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# make setup | demo | test (= test-native + test-arm) | conformance | cycles | cycles-check | lint | clean
+# make setup | demo | test (= test-native + test-arm) | conformance | stress | cycles | cycles-check | lint | clean
 SHELL := /bin/bash
 VENV ?= .venv
 PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(shell command -v $(p))))
@@ -15,7 +15,7 @@ ARM_WHEEL := build/aarch64/.wheel
 CYCLES_OPTIONS = $(if $(OP),--op $(OP)) $(if $(CASE),--case $(CASE)) $(if $(IMPL),--impl $(IMPL)) \
   $(foreach core,$(CORE),--core $(core)) $(if $(SUBSET),--subset $(SUBSET))
 
-.PHONY: setup demo test test-native test-threads test-arm conformance arm-root cross-wheel cycles cycles-check lint clean
+.PHONY: setup demo test test-native test-threads test-arm conformance stress arm-root cross-wheel cycles cycles-check lint clean
 
 setup: $(EXTENSION)
 
@@ -51,6 +51,10 @@ test-threads: setup
 # All of vLLM's own tests of the ops that ours replace; test-native runs a sample.
 conformance: setup
 	VLLM_ARM_CONFORMANCE=all $(BIN)/python -m pytest -s tests/conformance $(PYTEST_ARGUMENTS)
+
+# The collectives at length: 100,000 operations, and the deaths of 50 ranks; test-native runs a few.
+stress: setup
+	VLLM_ARM_STRESS=1 $(BIN)/python -m pytest tests/collectives -k "random_order or killed" --durations=0 $(PYTEST_ARGUMENTS)
 
 arm-root: setup
 	@$(PYTHON) tools/system_packages.py emulation

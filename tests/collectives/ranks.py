@@ -10,9 +10,13 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+import pytest
 import torch
 
 from vllm_arm.ops import collectives
+
+IN_STRESS = pytest.mark.skipif(os.environ.get("VLLM_ARM_STRESS") != "1", reason="takes minutes: make stress")
+"""Marks what is too long for every run of the tests."""
 
 _FORK = multiprocessing.get_context("fork")
 Body = Callable[[int, int], Any]

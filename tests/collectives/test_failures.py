@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.collectives.ranks import run_ranks
+from tests.collectives.ranks import IN_STRESS, run_ranks
 from vllm_arm.ops import collectives
 
 
@@ -24,7 +24,7 @@ def reduce_without_end(rank: int, handle: int) -> tuple[str, float]:
         return str(error), time.monotonic()
 
 
-@pytest.mark.parametrize("kills", [5, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [5, pytest.param(50, marks=IN_STRESS)])
 def test_every_rank_names_the_one_that_was_killed(kills: int) -> None:
     memory_files = set(Path("/dev/shm").iterdir())
     for number in range(kills):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.collectives.ranks import run_ranks
+from tests.collectives.ranks import IN_STRESS, run_ranks
 from vllm_arm.ops import collectives
 
 WORLD_SIZES = (2, 3, 4, 5, 8)
@@ -252,7 +252,7 @@ class Mixed:
 
 @pytest.mark.parametrize(
     ("world_size", "operations"),
-    [(2, 1500), (3, 700), pytest.param(3, 100_000, marks=pytest.mark.slow)],
+    [(2, 1500), (3, 700), pytest.param(3, 100_000, marks=IN_STRESS)],
 )
 def test_mixed_operations_in_random_order(world_size: int, operations: int) -> None:
     def body(rank: int, handle: int) -> list[int]:
