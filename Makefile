@@ -35,7 +35,7 @@ demo: setup
 # On an Arm machine the native tests are the tests on Arm.
 test: test-native $(if $(filter x86_64,$(shell uname -m)),test-arm)
 
-test-native: setup $(VENV)/.bench
+test-native: setup $(VENV)/.bench $(VENV)/.ray
 	PATH="$(abspath $(BIN)):$$PATH" cmake -G Ninja -S . -B build/native-tests -DVLLM_ARM_BUILD_PYTHON=OFF -DVLLM_ARM_BUILD_TESTS=ON >/dev/null
 	PATH="$(abspath $(BIN)):$$PATH" cmake --build build/native-tests --parallel
 	build/native-tests/tests/cpp/kernel_tests
@@ -73,6 +73,10 @@ test-arm: cross-wheel $(VENV)/.bench
 	  $(BIN)/python -m pytest tests/emulation $(PYTEST_ARGUMENTS)
 
 $(VENV)/.bench: requirements/bench.txt $(VENV)/.requirements
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	@touch $@
+
+$(VENV)/.ray: requirements/ray.txt $(VENV)/.requirements
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
 	@touch $@
 

@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-# Not a setting: what EngineCore and the workers need to know of the configuration before they have it.
-_LOCAL_WORKERS = "_VLLM_ARM_LOCAL_WORKERS"
-
 
 class ArmCpuPlatform(CpuPlatform):  # type: ignore[misc]  # vLLM is not typed for mypy
     """vLLM's CPU platform on Arm Neoverse.
 
     It keeps ``_enum = PlatformEnum.CPU``, so that all of vLLM's CPU path stays as it is where we do not override it.
     """
+
+    # One of a Ray node's CPUs stands for each worker: `ray start --num-cpus` says how many workers a machine takes.
+    ray_device_key = "CPU"
 
     @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
@@ -44,11 +44,15 @@ class ArmCpuPlatform(CpuPlatform):  # type: ignore[misc]  # vLLM is not typed fo
         """
         if multiprocessing.parent_process() is None:
             logger.info("vllm-arm %s is active; 'vllm-arm doctor' shows what it does", vllm_arm.__version__)
-        os.environ[_LOCAL_WORKERS] = str(vllm_config.parallel_config.local_world_size)
+        os.environ[environment.LOCAL_WORKERS] = str(vllm_config.parallel_config.local_world_size)
         environment.bind_threads(vllm_config)
         environment.preload_libraries(Path(torch.__file__).parent)
         if vllm_config.parallel_config.worker_cls == "auto":
             vllm_config.parallel_config.worker_cls = "vllm_arm.worker.ArmCpuWorker"
+        if vllm_config.parallel_config.distributed_executor_backend == "ray":
+            from vllm_arm.distributed.ray_executor import choose_executor
+
+            vllm_config.parallel_config.distributed_executor_backend = choose_executor()
         super().check_and_update_config(vllm_config)
         environment.drop_bundled_allocator(Path(vllm.__file__).parent)
         selection.check_model(vllm_config)
@@ -80,7 +84,7 @@ class ArmCpuPlatform(CpuPlatform):  # type: ignore[misc]  # vLLM is not typed fo
     @classmethod
     def device_count(cls) -> int:
         """How many workers a replica has on this host: vLLM's message queues tell by it which ranks share one."""
-        return int(os.environ.get(_LOCAL_WORKERS, "1"))
+        return int(os.environ.get(environment.LOCAL_WORKERS, "1"))
 
     @classmethod
     def get_device_communicator_cls(cls) -> str:

@@ -178,8 +178,9 @@ def queue_readers(group: dist.ProcessGroup) -> int:
     from vllm.distributed.device_communicators import shm_broadcast
 
     from vllm_arm import platform
+    from vllm_arm.runtime import environment
 
-    os.environ[platform._LOCAL_WORKERS] = "2"
+    os.environ[environment.LOCAL_WORKERS] = "2"
     shm_broadcast.current_platform = platform.ArmCpuPlatform
     queue, _ = shm_broadcast.MessageQueue.create_from_process_group_single_reader(group, 1 << 16, 2)
     return len(queue.export_handle().local_reader_ranks)

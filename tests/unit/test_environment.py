@@ -37,7 +37,12 @@ def torch_directory(tmp_path: Path) -> Path:
 
 
 def configuration(world: int = 1, **settings: object) -> SimpleNamespace:
-    defaults = {"data_parallel_size": 1, "data_parallel_size_local": 1, "data_parallel_rank_local": None}
+    defaults = {
+        "data_parallel_size": 1,
+        "data_parallel_size_local": 1,
+        "data_parallel_rank_local": None,
+        "use_ray": False,
+    }
     parallel_config = SimpleNamespace(local_world_size=world, **{**defaults, **settings})
     return SimpleNamespace(parallel_config=parallel_config, kv_transfer_config=None)
 
@@ -161,12 +166,29 @@ def test_an_impossible_binding_is_an_error_that_names_the_variable() -> None:
         ({"VLLM_ARM_BINDING": "0"}, {}),
         ({"VLLM_CPU_SIM_MULTI_NUMA": "1"}, {}),
         ({}, {"data_parallel_size": 2, "data_parallel_rank_local": 1}),
+        ({}, {"use_ray": True}),
     ],
 )
 def test_binding_is_left_to_vllm(variables: dict[str, str], settings: dict[str, object]) -> None:
     os.environ.update(variables)
     environment.bind_threads(configuration(**settings))
     assert BIND_VARIABLE not in os.environ
+
+
+def test_a_worker_that_nobody_bound_binds_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound: list[tuple[int, ...]] = []
+    monkeypatch.setattr(placement, "move_process", lambda cpus, name: bound.append(cpus))
+    cpu = min(os.sched_getaffinity(0))
+    os.environ[BIND_VARIABLE] = f"{cpu}"
+    assert environment.bind_own_threads(configuration(), 0, 1) == 1
+    assert bound == [(cpu,)]
+    inherited = placement.inherited_rank(0)
+    assert inherited is not None
+    assert inherited[1].cpus == (cpu,)
+    for name, value in ((BIND_VARIABLE, "nobind"), ("VLLM_ARM_BINDING", "0")):
+        os.environ[name] = value
+        assert environment.bind_own_threads(configuration(), 0, 1) is None
+    assert len(bound) == 1
 
 
 def test_the_chosen_runtime_is_preloaded(torch_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

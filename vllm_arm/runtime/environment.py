@@ -12,6 +12,7 @@ from vllm_arm import envs
 from vllm_arm.logs import get_logger
 from vllm_arm.runtime import allocator, openmp, placement, preload
 from vllm_arm.runtime.binding import AUTO, BIND_VARIABLE, BindingPlan, plan_binding
+from vllm_arm.runtime.cgroup import format_cpu_list
 from vllm_arm.runtime.topology import Topology, read_topology
 from vllm_arm.startup import warn_once_in_process_tree
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 logger = get_logger(__name__)
+
+LOCAL_WORKERS = "_VLLM_ARM_LOCAL_WORKERS"
+"""Not a setting: how many workers a replica has on this machine, for whoever has no configuration yet."""
 
 # Marks a value of VLLM_CPU_OMP_THREADS_BIND as ours, where EngineCore would take it for the user's.
 _OUR_BINDING = "_VLLM_ARM_BINDING"
@@ -126,6 +130,9 @@ def bind_threads(vllm_config: "VllmConfig") -> None:
         logger.info("thread binding: left to vLLM, which simulates NUMA nodes")
         return
     parallel_config = vllm_config.parallel_config
+    if parallel_config.use_ray:
+        logger.info("thread binding: each worker of Ray's binds itself, on the machine that it comes to run on")
+        return
     replicas = 1
     if parallel_config.data_parallel_size > 1:
         replicas = parallel_config.data_parallel_size_local
@@ -138,14 +145,39 @@ def bind_threads(vllm_config: "VllmConfig") -> None:
         replicas,
         transfers_kv_cache=vllm_config.kv_transfer_config is not None,
     )
-    for reason in plan.reasons:
-        logger.info("thread binding: %s", reason)
-    for warning in plan.warnings:
-        warn_once_in_process_tree(f"thread binding: {warning}")
+    _announce(plan)
     os.environ[BIND_VARIABLE] = os.environ[_OUR_BINDING] = plan.as_vllm_environment()
     os.environ[placement.PLAN_VARIABLE] = plan.to_json()
     if placement.is_server():
         placement.bind_process(plan.engine_cpus, "API server")
+
+
+def bind_own_threads(vllm_config: "VllmConfig", local_rank: int, ranks: int) -> int | None:
+    """Bind this process, which was not started on its CPUs: worker ``local_rank`` of ``ranks`` of this machine.
+
+    Returns the number of threads that it is to have, None where threads are not bound. Raises ``BindingError`` on a
+    user's value that cannot be.
+    """
+    if not envs.VLLM_ARM_BINDING:
+        return None
+    plan = plan_threads(ranks, transfers_kv_cache=vllm_config.kv_transfer_config is not None)
+    if local_rank == 0:
+        _announce(plan)
+    if not plan.ranks:
+        return None
+    os.environ[placement.PLAN_VARIABLE] = plan.to_json()
+    cpus = plan.ranks[local_rank].cpus
+    name = f"worker {local_rank} of this machine"
+    if placement.move_process(cpus, name):
+        logger.info("%s: bound to CPUs %s", name, format_cpu_list(cpus))
+    return len(cpus)
+
+
+def _announce(plan: BindingPlan) -> None:
+    for reason in plan.reasons:
+        logger.info("thread binding: %s", reason)
+    for warning in plan.warnings:
+        warn_once_in_process_tree(f"thread binding: {warning}")
 
 
 def _visible_nodes() -> list[int] | None:

@@ -50,8 +50,12 @@ def is_server() -> bool:
 
 def bind_process(cpus: Sequence[int], name: str) -> None:
     """Move every thread of this process, ``name`` in the log, to ``cpus``; nothing is done where there are none."""
-    if not cpus:
-        return
+    if cpus and move_process(cpus, name):
+        logger.info("%s: bound to CPUs %s, off the workers' cores", name, format_cpu_list(cpus))
+
+
+def move_process(cpus: Sequence[int], name: str) -> bool:
+    """Move every thread of this process to ``cpus``. Where it cannot be, warn and return False."""
     try:
         for thread in os.listdir("/proc/self/task"):
             try:
@@ -60,8 +64,8 @@ def bind_process(cpus: Sequence[int], name: str) -> None:
                 continue
     except OSError as error:
         warn_once_in_process_tree(f"{name} is not bound to CPUs {format_cpu_list(cpus)}: {error.strerror}")
-        return
-    logger.info("%s: bound to CPUs %s, off the workers' cores", name, format_cpu_list(cpus))
+        return False
+    return True
 
 
 @contextmanager

@@ -15,6 +15,9 @@ from vllm_arm.runtime import allocator
 
 logger = get_logger(__name__)
 
+RAY_WORKER = "_VLLM_ARM_RAY_WORKER"
+"""Not a setting: marks the processes that Ray starts as workers, which have no parent in Python's sense."""
+
 _SECONDS_TO_SHUT_DOWN = 20
 _WATCHER = "vllm-arm-parent-watcher"
 # Loaded by now in each process that starts workers for a server.
@@ -42,7 +45,9 @@ def prepare() -> None:
 
 def may_load_a_model() -> bool:
     """Whether this process is EngineCore or a worker, not a front end, which is to start fast."""
-    return multiprocessing.parent_process() is not None or os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0"
+    if multiprocessing.parent_process() is not None or RAY_WORKER in os.environ:
+        return True
+    return os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0"
 
 
 def _drop_tcmalloc_hint() -> None:
