@@ -49,7 +49,7 @@ def main(op: str | None, name: str | None, threads: int, repeat: int, output: Pa
     if threads > available:
         raise click.UsageError(f"--threads: expected at most the {available} CPUs of this process, got {threads}")
     try:
-        chosen = [] if op == allocator.OP else select(op, name)
+        chosen = [] if op == allocator.OP else _timed(op, name)
         model = modelled.read(cycles)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
@@ -74,6 +74,14 @@ def main(op: str | None, name: str | None, threads: int, repeat: int, output: Pa
     console.print(f"{host.cpu_name()}, threads: {threads}, rounds: {repeat}. JSON: {output}")
     if wrong:
         raise click.ClickException(f"wrong results: {', '.join(wrong)}")
+
+
+def _timed(op: str | None, name: str | None) -> list[Case]:
+    """The cases that can be timed. Raises ``ValueError`` where there are none."""
+    chosen = [case for case in select(op, name) if case.is_repeatable]
+    if not chosen:
+        raise ValueError(f"op {op!r}: its cases are counted only; collectives.py measures it between processes")
+    return chosen
 
 
 def _progress() -> Progress:

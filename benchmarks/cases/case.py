@@ -31,7 +31,8 @@ class Call:
     """One implementation, bound to its inputs.
 
     ``run`` is what is counted or timed. ``output`` gives the result of the last run, of the reference's shape.
-    ``reset`` puts back the inputs that ``run`` overwrites; it is called before a run whose result is checked.
+    ``reset`` puts back the inputs that ``run`` overwrites, and what else a run uses up; it is called before a run
+    whose result is checked, and before every run of a case that is not repeatable.
     """
 
     run: Callable[[], object]
@@ -59,7 +60,8 @@ class Case:
     """One shape of one op.
 
     ``shape`` says in words what it is, which model it comes from, and why it is smaller where it is.
-    ``tolerance`` bounds the largest error relative to the largest element of the reference.
+    ``tolerance`` bounds the largest error relative to the largest element of the reference. ``is_repeatable``: runs
+    may follow each other without ``reset``, so that wall time can be measured.
     """
 
     op: str
@@ -70,6 +72,7 @@ class Case:
     inputs: Callable[[], Any]
     reference: Callable[[Any], torch.Tensor]
     implementations: tuple[Implementation, ...]
+    is_repeatable: bool = True
 
     @property
     def label(self) -> str:

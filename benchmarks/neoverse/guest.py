@@ -50,6 +50,7 @@ def measure(
     """Run it between marks; returns the error of that run's result."""
     call = implementation.prepare(inputs)
     for _ in range(WARM_UPS):
+        call.reset()
         call.run()
     call.reset()
     run = call.run

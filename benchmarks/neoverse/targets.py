@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What our attention is meant to reach in modelled cycles: against vLLM's op, against the peak, and against itself."""
+"""What our kernels are meant to reach in modelled cycles: against vLLM's op, the peak, and themselves."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ _OF_UPSTREAM = {
     "cache_write/prefill_4096": (0.25, 0.25, 0.25),
     "cache_write/decode_64": (0.25, 0.25, 0.25),
     "cache_write/decode_d256_16": (0.25, 0.25, 0.25),
+    "all_reduce/prefill_32_of_2": (0.80, 0.80, 0.80),
+    "all_reduce/prefill_32_of_4": (0.80, 0.80, 0.80),
 }
 _CORES = ("V2", "V1", "N2")
 # Of the cycles of a bf16 cache, at most.

@@ -24,6 +24,7 @@ def test_each_implementation_agrees_with_float64(case: Case, implementation: Imp
     expected = case.reference(inputs)
     with torch.no_grad():
         call = implementation.prepare(inputs)
+        call.reset()
         call.run()
         call.reset()
         call.run()
@@ -43,7 +44,7 @@ def test_names_are_unique_and_ours_are_in_the_kernel_table() -> None:
 
 def test_every_family_and_model_is_there() -> None:
     assert {case.op for case in CASES} == {
-        *("attention", "cache_write", "linear", "quantise", "norm", "rope", "activation"),
+        *("attention", "cache_write", "linear", "quantise", "norm", "rope", "activation", "all_reduce"),
     }
     words = " ".join(case.shape for case in CASES)
     for model in ("Llama-3.1-8B", "Qwen2.5-7B", "gpt-oss-20b", "Gemma-3"):

@@ -145,7 +145,7 @@ def test_options_narrow_the_selection() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"op": "nrom"}, "expected one of activation, attention"),
+        ({"op": "nrom"}, "expected one of activation, all_reduce"),
         ({"op": "norm", "case": "decode_2k"}, "expected one of llama_decode_1"),
         ({"op": "rope", "implementation": "vllm_arm"}, "expected one of torch, upstream"),
     ],

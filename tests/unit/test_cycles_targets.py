@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The targets of attention in modelled cycles."""
+"""The targets in modelled cycles."""
 
 from __future__ import annotations
 

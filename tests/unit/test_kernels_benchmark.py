@@ -144,6 +144,7 @@ def test_the_allocators_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["--op", "sorting"], "expected one of"),
         (["--op", "norm", "--case", "none"], "expected one of"),
+        (["--op", "all_reduce"], "its cases are counted only"),
         (["--op", "allocator", "--case", "none"], f"expected {allocator.CASE}"),
         (["--threads", "4096"], "--threads: expected at most"),
     ],
