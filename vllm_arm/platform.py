@@ -11,7 +11,7 @@ import vllm
 from vllm.platforms.cpu import CpuPlatform
 
 import vllm_arm
-from vllm_arm import envs, norm
+from vllm_arm import custom_ops, envs, norm
 from vllm_arm.attention import selection
 from vllm_arm.logs import get_logger
 from vllm_arm.runtime import environment
@@ -54,6 +54,7 @@ class ArmCpuPlatform(CpuPlatform):  # type: ignore[misc]  # vLLM is not typed fo
 
             vllm_config.parallel_config.distributed_executor_backend = choose_executor()
         super().check_and_update_config(vllm_config)
+        custom_ops.leave_out(vllm_config)
         environment.drop_bundled_allocator(Path(vllm.__file__).parent)
         selection.check_model(vllm_config)
 
