@@ -27,7 +27,17 @@ struct Mapping {
 // Magnitudes below this have no reciprocal in fp32 (127 / x is infinite).
 constexpr float kTooSmall = 1e-36F;
 
-Mapping map_range(const QuantiseArguments& arguments, Range range) {
+// A scale and a zero point for a range of finite numbers, extended so that it takes in 0.
+Mapping map_asymmetric(Range range) {
+  const float smallest = std::fmin(range.smallest, 0.0F);
+  const float width = std::fmax(range.largest, 0.0F) - smallest;
+  if (width < kTooSmall) return {0.0F, 0.0F, 0};
+  if (!std::isfinite(width)) return {std::numeric_limits<float>::quiet_NaN(), 0.0F, 0};
+  const float inverse = 255.0F / width;
+  return {width / 255.0F, inverse, static_cast<std::int32_t>(std::nearbyint(-128.0F - smallest * inverse))};
+}
+
+[[maybe_unused]] Mapping map_range(const QuantiseArguments& arguments, Range range) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   if (!std::isfinite(range.smallest) || !std::isfinite(range.largest)) return {kNan, 0.0F, 0};
   if (arguments.static_scale != nullptr) {
@@ -39,12 +49,7 @@ Mapping map_range(const QuantiseArguments& arguments, Range range) {
     if (magnitude < kTooSmall) return {0.0F, 0.0F, 0};
     return {magnitude / 127.0F, 127.0F / magnitude, 0};
   }
-  const float smallest = std::fmin(range.smallest, 0.0F);
-  const float width = std::fmax(range.largest, 0.0F) - smallest;
-  if (width < kTooSmall) return {0.0F, 0.0F, 0};
-  if (!std::isfinite(width)) return {kNan, 0.0F, 0};
-  const float inverse = 255.0F / width;
-  return {width / 255.0F, inverse, static_cast<std::int32_t>(std::nearbyint(-128.0F - smallest * inverse))};
+  return map_asymmetric(range);
 }
 
 // find_range(row, size) gives a Range; convert(row, size, mapping, output) writes a row of finite elements.
