@@ -5,8 +5,10 @@ VENV ?= .venv
 PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(shell command -v $(p))))
 export HF_HUB_OFFLINE := 1
 export VLLM_NO_USAGE_STATS := 1
-# On Arm, build oneDNN where none is installed; x86 has it from PyPI. Not exported: vLLM would warn of it at every start.
+# On Arm, build oneDNN and KleidiAI where none is installed; x86 has oneDNN from PyPI and needs no KleidiAI. Not exported:
+# vLLM would warn of them at every start.
 VLLM_ARM_FETCH_ONEDNN ?= $(if $(filter aarch64,$(shell uname -m)),1,0)
+VLLM_ARM_FETCH_KLEIDIAI ?= $(if $(filter aarch64,$(shell uname -m)),1,0)
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc cmake tests/cpp -type f) CMakeLists.txt setup.py pyproject.toml
 CLANG_FORMATTED = $(shell git ls-files '*.cpp' '*.h')
@@ -26,6 +28,7 @@ $(VENV)/.requirements: tools/setup_environment.py tools/system_packages.py $(wil
 $(EXTENSION): $(VENV)/.requirements $(SOURCES)
 	@mkdir -p build
 	PATH="$(abspath $(BIN)):$$PATH" VLLM_ARM_FETCH_ONEDNN=$(VLLM_ARM_FETCH_ONEDNN) \
+	  VLLM_ARM_FETCH_KLEIDIAI=$(VLLM_ARM_FETCH_KLEIDIAI) \
 	  $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -36,7 +39,8 @@ demo: setup
 test: test-native $(if $(filter x86_64,$(shell uname -m)),test-arm)
 
 test-native: setup $(VENV)/.bench $(VENV)/.ray
-	PATH="$(abspath $(BIN)):$$PATH" cmake -G Ninja -S . -B build/native-tests -DVLLM_ARM_BUILD_PYTHON=OFF -DVLLM_ARM_BUILD_TESTS=ON >/dev/null
+	PATH="$(abspath $(BIN)):$$PATH" cmake -G Ninja -S . -B build/native-tests -DVLLM_ARM_BUILD_PYTHON=OFF -DVLLM_ARM_BUILD_TESTS=ON \
+	  $(if $(filter 1,$(VLLM_ARM_FETCH_KLEIDIAI)),-DVLLM_ARM_FETCH_KLEIDIAI=ON) >/dev/null
 	PATH="$(abspath $(BIN)):$$PATH" cmake --build build/native-tests --parallel
 	build/native-tests/tests/cpp/kernel_tests
 	$(BIN)/python -m pytest tests --ignore=tests/emulation $(PYTEST_ARGUMENTS)

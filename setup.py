@@ -69,8 +69,9 @@ class Target:
             f"-DVLLM_ARM_TORCH_INCLUDE={';'.join(cpp_extension.include_paths())}",
             f"-DVLLM_ARM_MODULE_SUFFIX={self.module_suffix}",
         ]
-        if os.environ.get("VLLM_ARM_FETCH_ONEDNN", "0") not in ("", "0"):
-            arguments.append("-DVLLM_ARM_FETCH_ONEDNN=ON")
+        for switch in ("VLLM_ARM_FETCH_ONEDNN", "VLLM_ARM_FETCH_KLEIDIAI"):
+            if os.environ.get(switch, "0") not in ("", "0"):
+                arguments.append(f"-D{switch}=ON")
         if not self.root and (folder := onednn_cmake_folder()):
             arguments.append(f"-Ddnnl_DIR={folder}")
         if self.root:

@@ -30,7 +30,7 @@ GUEST_PACKAGES = (
     *("libc6-dev", "linux-libc-dev", "libgcc-14-dev", "libstdc++-14-dev", "libpython3.13-dev"),
 )
 # Headers and libraries for cross builds that Debian has for arm64 in its development suite only.
-DEVELOPMENT_PACKAGES = ("libdnnl-dev",)
+DEVELOPMENT_PACKAGES = ("libdnnl-dev", "libkleidiai-dev")
 PASSWD = "root:x:0:0:root:/root:/bin/bash\nuser:x:1000:1000:user:/home/user:/bin/bash\n"
 GROUP = "root:x:0:\nuser:x:1000:\n"
 HOST_COMMANDS = {

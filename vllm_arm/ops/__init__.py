@@ -20,21 +20,27 @@ from vllm_arm.ops.linear import (
     quantise,
     unpack_rows,
 )
+from vllm_arm.ops.linear_int4 import INT4_GROUP_SIZES, int4_group_sizes, linear_int4, pack_int4, quantise_int4
 from vllm_arm.ops.norm import MAXIMUM_DIMENSIONS, fused_add_rms_norm, rms_norm
 
 __all__ = [
+    "INT4_GROUP_SIZES",
     "MAXIMUM_DIMENSIONS",
     "active_isa",
     "collectives",
     "fused_add_rms_norm",
+    "int4_group_sizes",
     "linear",
     "linear_implementation",
+    "linear_int4",
     "linear_int8",
     "onednn_version",
+    "pack_int4",
     "pack_linear",
     "paged_attention",
     "prepare_linear",
     "quantise",
+    "quantise_int4",
     "rms_norm",
     "schedule_attention",
     "unpack_rows",
