@@ -4,10 +4,10 @@
 They import torch only; vLLM's operators and ours are loaded when an implementation is prepared.
 """
 
-from benchmarks.cases import activation, all_reduce, attention, cache_write, linear, norm, quantise, rope
+from benchmarks.cases import activation, all_reduce, attention, cache_write, linear, linear_int4, norm, quantise, rope
 from benchmarks.cases.case import Call, Case, Implementation, Work, max_error
 
-FAMILIES = (attention, cache_write, linear, quantise, norm, rope, activation, all_reduce)
+FAMILIES = (attention, cache_write, linear, linear_int4, quantise, norm, rope, activation, all_reduce)
 CASES: tuple[Case, ...] = tuple(case for family in FAMILIES for case in family.CASES)
 
 __all__ = ["CASES", "Call", "Case", "Implementation", "Work", "max_error", "select"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear layers by weight type: bf16, int8 with dynamically quantised activations, and int4 the same."""
+"""Linear layers by weight type: bf16, and int8 with dynamically quantised activations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOLERANCE_INT8 = 0.03
 
 @dataclass(frozen=True)
 class Inputs:
-    """``x`` is ``[tokens, k]``; ``weight`` (bf16, int8, or int4 values in int8) is ``[n, k]``, ``scale`` ``[n, 1]``."""
+    """``x`` is ``[tokens, k]``; ``weight`` (bf16 or int8) is ``[n, k]``, ``scale`` ``[n, 1]``."""
 
     x: torch.Tensor
     weight: torch.Tensor
@@ -75,21 +75,6 @@ def onednn_int8(inputs: Inputs) -> Call:
     return Call(run=run, output=lambda: output)
 
 
-def kleidiai_int4(inputs: Inputs) -> Call:
-    """torch's int4 product (KleidiAI on Arm), which vLLM calls for int4 weights. Activations are fp32."""
-    n, k = inputs.weight.shape
-    assert inputs.scale is not None
-    nibbles = (inputs.weight + 8).to(torch.uint8)
-    pairs = nibbles[:, 1::2] << 4 | nibbles[:, ::2]
-    packed = torch.ops.aten._dyn_quant_pack_4bit_weight(pairs, inputs.scale.float(), None, k, k, n)
-    results: list[torch.Tensor] = []
-
-    def run() -> None:
-        results[:] = [torch.ops.aten._dyn_quant_matmul_4bit(inputs.x, packed, k, k, n)]
-
-    return Call(run=run, output=lambda: results[0])
-
-
 def _bf16(name: str, words: str, tokens: int, n: int, k: int, bias: bool = False) -> Case:
     def inputs() -> Inputs:
         x, weight = torch.randn(tokens, k).bfloat16(), torch.randn(n, k).bfloat16()
@@ -112,15 +97,6 @@ def _int8(name: str, words: str, tokens: int, n: int, k: int) -> Case:
     return _quantised(f"int8_{name}", words, work, inputs, onednn_int8)
 
 
-def _int4(name: str, words: str, tokens: int, n: int, k: int) -> Case:
-    def inputs() -> Inputs:
-        weight = torch.randint(-8, 8, (n, k), dtype=torch.int8)
-        return Inputs(torch.randn(tokens, k), weight, torch.rand(n, 1).add(0.5).bfloat16())
-
-    work = _quantised_work(tokens, n, k, weight_bytes=n * k // 2, element_bytes=4)
-    return _quantised(f"int4_{name}", words, work, inputs, kleidiai_int4)
-
-
 def _quantised_work(tokens: int, n: int, k: int, weight_bytes: int, element_bytes: int) -> Work:
     read = element_bytes * tokens * k + weight_bytes + 4 * n
     arithmetic: Arithmetic = "int8"
@@ -139,10 +115,8 @@ _SQUARE = "a square of 512, an eighth of Llama-3.1-8B's o_proj each way, {} toke
 CASES = (
     *(_bf16(f"512_m{m}", _SQUARE.format(m), m, 512, 512) for m in (1, 16, 128)),
     *(_int8(f"512_m{m}", _SQUARE.format(m), m, 512, 512) for m in (1, 16, 128)),
-    *(_int4(f"512_m{m}", _SQUARE.format(m), m, 512, 512) for m in (1, 16, 128)),
     _bf16("qwen_kv_m4", "Qwen2.5-7B's k_proj (512 x 3584, bias), 4 tokens", 4, 512, 3584, bias=True),
     _int8("qwen_kv_m4", "Qwen2.5-7B's k_proj (512 x 3584), 4 tokens", 4, 512, 3584),
-    _int4("qwen_kv_m4", "Qwen2.5-7B's k_proj (512 x 3584), 4 tokens", 4, 512, 3584),
     _bf16("gpt_oss_router_m16", "gpt-oss-20b's router (32 x 2880, bias), 16 tokens", 16, 32, 2880, bias=True),
     _bf16("llama_kv_m1", "Llama-3.1-8B's k_proj (1024 x 4096), 1 token", 1, 1024, 4096),
 )

@@ -235,7 +235,7 @@ def update_budget(
     help="a run's JSON",
 )
 def show_targets(json_file: Path) -> None:
-    """What our kernels are meant to reach, and what a run found. Exit code 1 where something is missed."""
+    """What kernels are meant to reach, and what a run found. Exit code 1 where something is missed."""
 
     def action() -> int:
         verdicts = list(targets.judge(report.read_json(json_file)))
