@@ -35,6 +35,7 @@ endfunction()
 
 vllm_arm_operation(dequantise linear portable neon)
 vllm_arm_operation(linear_int4 linear portable neon bf16)
+vllm_arm_operation(panel_linear linear portable neon bf16)
 vllm_arm_operation(quantise linear portable neon)
 vllm_arm_operation(rms_norm norm portable neon bf16)
 # Variants of these two go together: each has its own order of elements in the cache.
