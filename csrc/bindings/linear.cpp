@@ -5,10 +5,9 @@
 #include <optional>
 #include <string>
 
-#include "bindings/arguments.h"
+#include "bindings/linear_arguments.h"
 #include "linear/dequantise_table.h"
 #include "linear/onednn_linear.h"
-#include "linear/quantise_table.h"
 
 namespace {
 
@@ -16,23 +15,16 @@ using vllm_arm::LinearScheme;
 using vllm_arm::LinearShape;
 using vllm_arm::OneDnnLinear;
 using vllm_arm::ScalarType;
+using vllm_arm::bindings::check_contiguous;
 using vllm_arm::bindings::check_cpu;
+using vllm_arm::bindings::check_type_like;
+using vllm_arm::bindings::checked_rows;
+using vllm_arm::bindings::checked_vector;
+using vllm_arm::bindings::kGrainElements;
+using vllm_arm::bindings::quantisation;
+using vllm_arm::bindings::quantise_kernel;
 using vllm_arm::bindings::scalar_type;
 using vllm_arm::bindings::Tensor;
-
-constexpr std::int64_t kGrainElements = 16384;  // fewer than these are not worth waking another thread
-
-void check_contiguous(const char* op, const char* name, const Tensor& tensor, std::int64_t dims) {
-  check_cpu(op, name, tensor);
-  STD_TORCH_CHECK(tensor.dim() == dims, op, ": ", name, " has ", tensor.dim(), " dimensions, expected ", dims);
-  STD_TORCH_CHECK(tensor.is_contiguous(), op, ": ", name, " is not contiguous");
-}
-
-void check_type_like(const char* op, const char* name, const Tensor& tensor, const Tensor& input) {
-  STD_TORCH_CHECK(tensor.scalar_type() == input.scalar_type(), op, ": ", name, " has dtype ",
-                  torch::headeronly::toString(tensor.scalar_type()), ", expected that of input, ",
-                  torch::headeronly::toString(input.scalar_type()));
-}
 
 void check_packed(const char* op, const Tensor& packed, const OneDnnLinear& linear, const LinearShape& shape) {
   check_contiguous(op, "packed", packed, 1);
@@ -98,32 +90,19 @@ void linear(Tensor output, Tensor input, Tensor packed, std::optional<Tensor> bi
 void unpack_rows(Tensor output, Tensor packed, Tensor indices, std::int64_t n) {
   const char* op = "unpack_rows";
   check_contiguous(op, "output", output, 2);
-  check_contiguous(op, "indices", indices, 1);
-  STD_TORCH_CHECK(indices.scalar_type() == torch::headeronly::ScalarType::Long, op, ": indices has dtype ",
-                  torch::headeronly::toString(indices.scalar_type()), ", expected int64");
-  STD_TORCH_CHECK(output.size(0) == indices.size(0), op, ": output has ", output.size(0), " rows, expected ",
-                  indices.size(0));
   const LinearShape shape{LinearScheme::same_type, scalar_type(op, "output", output), n, output.size(1)};
   const OneDnnLinear& linear = OneDnnLinear::get(shape);
   check_packed(op, packed, linear, shape);
-  const auto* rows = static_cast<const std::int64_t*>(indices.const_data_ptr());
-  for (std::int64_t i = 0; i < indices.size(0); ++i) {
-    STD_TORCH_CHECK(rows[i] >= 0 && rows[i] < n, op, ": index ", rows[i], " is not below ", n);
-  }
+  const std::int64_t* rows = checked_rows(op, indices, output, n);
   const std::int64_t grain = std::max<std::int64_t>(1, kGrainElements / shape.k);
   torch::stable::parallel_for(0, indices.size(0), grain, [&](std::int64_t begin, std::int64_t end) {
     linear.unpack_rows(packed.const_data_ptr(), rows, begin, end, output.mutable_data_ptr());
   });
 }
 
-const auto& quantise_kernel() {
-  static const auto& selected = vllm_arm::select_kernel(vllm_arm::kQuantiseTable);
-  return selected;
-}
-
-const auto& dequantise_kernel() {
+vllm_arm::DequantiseKernel dequantise_kernel() {
   static const auto& selected = vllm_arm::select_kernel(vllm_arm::kDequantiseTable);
-  return selected;
+  return selected.kernel;
 }
 
 template <typename Kernel, typename Arguments>
@@ -131,16 +110,6 @@ void run_rows(Kernel kernel, const Arguments& arguments, std::int64_t rows) {
   const std::int64_t grain = std::max<std::int64_t>(1, kGrainElements / arguments.size);
   torch::stable::parallel_for(0, rows, grain,
                               [&](std::int64_t begin, std::int64_t end) { kernel(arguments, begin, end); });
-}
-
-const void* checked_vector(const char* op, const char* name, const std::optional<Tensor>& tensor,
-                           torch::headeronly::ScalarType type, std::int64_t size) {
-  if (!tensor) return nullptr;
-  check_contiguous(op, name, *tensor, 1);
-  STD_TORCH_CHECK(tensor->scalar_type() == type, op, ": ", name, " has dtype ",
-                  torch::headeronly::toString(tensor->scalar_type()), ", expected ", torch::headeronly::toString(type));
-  STD_TORCH_CHECK(tensor->size(0) == size, op, ": ", name, " has ", tensor->size(0), " elements, expected ", size);
-  return tensor->const_data_ptr();
 }
 
 void quantise(Tensor output, Tensor scales, std::optional<Tensor> zero_points, Tensor input,
@@ -153,21 +122,15 @@ void quantise(Tensor output, Tensor scales, std::optional<Tensor> zero_points, T
   const std::int64_t rows = input.size(0), size = input.size(1);
   STD_TORCH_CHECK(output.size(0) == rows && output.size(1) == size, op, ": output has another shape than input");
   STD_TORCH_CHECK(!static_scale || !zero_points || static_zero_point, op, ": static_zero_point is missing");
-  vllm_arm::QuantiseArguments arguments{};
-  arguments.type = scalar_type(op, "input", input);
+  vllm_arm::QuantiseArguments arguments = quantisation(op, input, static_scale, static_zero_point);
   arguments.input = input.const_data_ptr();
   arguments.output = static_cast<std::int8_t*>(output.mutable_data_ptr());
   checked_vector(op, "scales", scales, torch::headeronly::ScalarType::Float, rows);
   checked_vector(op, "zero_points", zero_points, torch::headeronly::ScalarType::Int, rows);
   arguments.scales = static_cast<float*>(scales.mutable_data_ptr());
   if (zero_points) arguments.zero_points = static_cast<std::int32_t*>(zero_points->mutable_data_ptr());
-  arguments.static_scale = static_cast<const float*>(
-      checked_vector(op, "static_scale", static_scale, torch::headeronly::ScalarType::Float, 1));
-  arguments.static_zero_point = static_cast<const std::int32_t*>(
-      checked_vector(op, "static_zero_point", static_zero_point, torch::headeronly::ScalarType::Int, 1));
-  arguments.size = size;
   if (rows == 0 || size == 0) return;
-  run_rows(quantise_kernel().kernel, arguments, rows);
+  run_rows(quantise_kernel(), arguments, rows);
 }
 
 // As many rows as keep the integer products within a core's share of the cache, at most those of a large product.
@@ -190,13 +153,7 @@ void linear_int8(Tensor output, Tensor input, Tensor packed, Tensor weight_scale
   const OneDnnLinear& product = OneDnnLinear::get(shape);
   check_packed(op, packed, product, shape);
 
-  vllm_arm::QuantiseArguments quantising{};
-  quantising.type = scalar_type(op, "input", input);
-  quantising.size = k;
-  quantising.static_scale = static_cast<const float*>(
-      checked_vector(op, "static_scale", static_scale, torch::headeronly::ScalarType::Float, 1));
-  quantising.static_zero_point = static_cast<const std::int32_t*>(
-      checked_vector(op, "static_zero_point", static_zero_point, torch::headeronly::ScalarType::Int, 1));
+  vllm_arm::QuantiseArguments quantising = quantisation(op, input, static_scale, static_zero_point);
   vllm_arm::DequantiseArguments dequantising{};
   dequantising.type = quantising.type;
   dequantising.size = n;
@@ -226,9 +183,9 @@ void linear_int8(Tensor output, Tensor input, Tensor packed, Tensor weight_scale
     const std::int64_t count = std::min(block, rows - row);
     quantising.input = static_cast<const char*>(input.const_data_ptr()) + row * k * element;
     dequantising.output = static_cast<char*>(output.mutable_data_ptr()) + row * n * element;
-    run_rows(quantise_kernel().kernel, quantising, count);
+    run_rows(quantise_kernel(), quantising, count);
     product.run(quantising.output, packed.const_data_ptr(), nullptr, accumulators, count);
-    run_rows(dequantise_kernel().kernel, dequantising, count);
+    run_rows(dequantise_kernel(), dequantising, count);
   }
 }
 

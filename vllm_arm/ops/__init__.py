@@ -22,6 +22,7 @@ from vllm_arm.ops.linear import (
 )
 from vllm_arm.ops.linear_int4 import INT4_GROUP_SIZES, int4_group_sizes, linear_int4, pack_int4, quantise_int4
 from vllm_arm.ops.norm import MAXIMUM_DIMENSIONS, fused_add_rms_norm, rms_norm
+from vllm_arm.ops.panel_linear import pack_panels, panel_linear, panel_linear_int8, unpack_panel_rows
 
 __all__ = [
     "INT4_GROUP_SIZES",
@@ -37,12 +38,16 @@ __all__ = [
     "onednn_version",
     "pack_int4",
     "pack_linear",
+    "pack_panels",
     "paged_attention",
+    "panel_linear",
+    "panel_linear_int8",
     "prepare_linear",
     "quantise",
     "quantise_int4",
     "rms_norm",
     "schedule_attention",
+    "unpack_panel_rows",
     "unpack_rows",
     "write_kv_cache",
 ]
