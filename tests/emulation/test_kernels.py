@@ -80,6 +80,9 @@ def test_doctor(arm_server: ArmRoot, name: str) -> None:
     assert checks["CPU", "core"]["value"] == cores[name]
     assert checks["Kernels", "rms_norm"]["value"] == RUNNABLE.get(name, VARIANTS)[-1]
     assert checks["Linear layers", "oneDNN"]["value"].startswith("3.")
+    ours = f"vllm_arm, panel_linear {RUNNABLE.get(name, VARIANTS)[-1]}"
+    for scheme in ("bfloat16", "int8"):
+        assert checks["Linear layers", f"{scheme}, 4096 x 4096"]["value"] == ours
     if model.sve_bits:
         assert checks["CPU", "SVE vector"]["value"] == f"{model.sve_bits} bits"
     else:

@@ -112,6 +112,7 @@ def test_greedy_tokens_are_those_of_this_machine(arm_server: ArmRoot, tmp_path: 
     assert f"vllm-arm {vllm_arm.__version__} is active" in log
     assert "rms_norm=['vllm_arm', 'native']" in log
     assert "attention runs on vllm-arm's sve kernel" in log
+    assert "linear layers in bfloat16: vllm_arm, panel_linear bf16" in log
     with_mimalloc = [paths for paths in libraries if any("libmimalloc" in path for path in paths)]
     assert len(with_mimalloc) >= 2, "EngineCore and the worker"
     for paths in with_mimalloc:

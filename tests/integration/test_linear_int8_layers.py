@@ -7,12 +7,21 @@ from typing import Any
 import pytest
 import torch
 
-from vllm_arm import ops
+from vllm_arm import envs, ops
 from vllm_arm.linear import engines, int8
 
-needs_product = pytest.mark.skipif(not int8.available()[0], reason="oneDNN has no optimised int8 product for this CPU")
 pytestmark = pytest.mark.usefixtures("patched_vllm")
 NAMES = ["weight", "weight_scale", "input_scale", "input_zero_point", "azp_adj"]
+
+
+@pytest.fixture(params=engines.PACKED)
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each engine in turn, whatever the table says for this CPU."""
+    rules = [rule._replace(isas=envs.ISA_NAMES) for rule in engines.TABLE if rule.engine == request.param]
+    monkeypatch.setattr(engines, "TABLE", rules)
+    if not int8.available()[0]:
+        pytest.skip(f"{request.param} has no optimised int8 product for this CPU")
+    return str(request.param)
 
 
 def make_layer(n: int = 48, k: int = 64, **parameters: torch.Tensor | None) -> Any:
@@ -32,7 +41,7 @@ def process(layer: Any, *, channelwise: bool, static: bool, symmetric: bool) -> 
     return kernel
 
 
-@needs_product
+@pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("channelwise", [True, False])
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_dynamic_activations(channelwise: bool, symmetric: bool) -> None:
@@ -52,7 +61,7 @@ def test_dynamic_activations(channelwise: bool, symmetric: bool) -> None:
     torch.testing.assert_close(actual.double().flatten(0, 1), expected, rtol=1e-5, atol=1e-4)
 
 
-@needs_product
+@pytest.mark.usefixtures("engine")
 def test_static_activations_of_layers_computed_as_one() -> None:
     """Symmetric: the largest scale. Asymmetric: the range that holds both."""
     layer = make_layer(weight_scale=torch.ones(48, 1), input_scale=torch.tensor([0.01, 0.03]))
@@ -78,7 +87,7 @@ def test_static_activations_of_layers_computed_as_one() -> None:
     )
 
 
-@needs_product
+@pytest.mark.usefixtures("engine")
 def test_the_layer_keeps_a_weight_where_lora_looks_for_one_and_no_copy() -> None:
     layer = make_layer(n=128, k=512, weight_scale=torch.rand(128, 1))
     plain = layer.weight.nbytes

@@ -9,45 +9,58 @@ import pytest
 import torch
 from torch.nn import functional
 
-from vllm_arm import ops
+from vllm_arm import envs
 from vllm_arm.linear import engines, unquantised
+
+pytestmark = pytest.mark.usefixtures("patched_vllm")
 
 
 def packable() -> torch.dtype | None:
     for scheme, dtype in engines.SCHEMES.items():
-        if dtype.is_floating_point and engines.choose(scheme, 64, 64).engine == "onednn":
+        if dtype.is_floating_point and engines.choose(scheme, 64, 64).engine in engines.PACKED:
             return dtype
     return None
 
 
-DTYPE = packable()
-pytestmark = [
-    pytest.mark.skipif(DTYPE is None, reason="oneDNN has no optimised product for this CPU"),
-    pytest.mark.usefixtures("patched_vllm"),
-]
+@pytest.fixture(params=engines.PACKED, autouse=True)
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> engines.Packed:
+    """Each engine in turn, whatever the table says for this CPU."""
+    rules = [rule._replace(isas=envs.ISA_NAMES) for rule in engines.TABLE if rule.engine == request.param]
+    monkeypatch.setattr(engines, "TABLE", rules)
+    if packable() is None:
+        pytest.skip(f"{request.param} has no optimised product for this CPU")
+    return engines.PACKED[request.param]
+
+
+@pytest.fixture
+def dtype(engine: engines.Packed) -> torch.dtype:
+    """What the engine multiplies."""
+    found = packable()
+    assert found is not None
+    return found
 
 
 def make_layer(kind: type = torch.nn.Module, n: int = 96, k: int = 64) -> Any:
     layer: Any = kind.__new__(kind)
     torch.nn.Module.__init__(layer)
-    layer.weight = torch.nn.Parameter(torch.randn(n, k).to(DTYPE), requires_grad=False)
+    layer.weight = torch.nn.Parameter(torch.randn(n, k).to(packable()), requires_grad=False)
     layer.bias = None
     return layer
 
 
 @pytest.fixture
-def model_config(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    config = SimpleNamespace(head_dtype=DTYPE, hf_text_config=SimpleNamespace(tie_word_embeddings=True))
+def model_config(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    config = SimpleNamespace(head_dtype=dtype, hf_text_config=SimpleNamespace(tie_word_embeddings=True))
     monkeypatch.setattr(unquantised, "_model_config", lambda: config)
     yield config
 
 
-def test_the_packed_weight_takes_the_plain_ones_place() -> None:
+def test_the_packed_weight_takes_the_plain_ones_place(dtype: torch.dtype) -> None:
     layer = make_layer(n=128)
-    plain, x = layer.weight.detach().clone(), torch.randn(5, 64).to(DTYPE)
+    plain, x = layer.weight.detach().clone(), torch.randn(5, 64).to(packable())
     assert unquantised.pack_layer(layer, remove_weight=True)
     torch.testing.assert_close(layer.cpu_linear(x, layer.weight, None), functional.linear(x, plain))
-    assert layer.weight.dtype == DTYPE
+    assert layer.weight.dtype == dtype
     assert [name for name, _ in layer.named_parameters()] == ["weight"]
     assert layer.weight.nbytes <= 1.05 * plain.nbytes
     assert layer.weight.shape != plain.shape
@@ -61,7 +74,7 @@ def test_torch_compile_takes_the_layer_as_a_parameter() -> None:
     def model(x: torch.Tensor) -> torch.Tensor:
         return sum(layer.cpu_linear(x, layer.weight, None) for layer in layers)  # type: ignore[return-value]
 
-    x = torch.randn(5, 64).to(DTYPE)
+    x = torch.randn(5, 64).to(packable())
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x), model(x))
 
@@ -84,9 +97,10 @@ def test_what_is_no_plain_linear_layer_is_left_to_vllm(kind: str) -> None:
 
 
 def test_the_reason_for_vllms_own_is_given_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    engine: engines.Packed, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(engines, "choose", lambda *_: engines.Choice("vllm", "vLLM's own", "no luck here"))
+    reason = f"no luck with {engine.pack.__name__}"
+    monkeypatch.setattr(engines, "choose", lambda *_: engines.Choice("vllm", "vLLM's own", reason))
     monkeypatch.setattr(unquantised.logger, "propagate", True)
     with caplog.at_level("WARNING", unquantised.logger.name):
         unquantised.logger.addHandler(caplog.handler)
@@ -94,7 +108,7 @@ def test_the_reason_for_vllms_own_is_given_once(
             assert not unquantised.pack_layer(make_layer(), remove_weight=True)
         unquantised.logger.removeHandler(caplog.handler)
     given = {record.getMessage() for record in caplog.records}
-    assert any("not packed by vllm-arm: no luck here" in message for message in given)
+    assert any(f"not packed by vllm-arm: {reason}" in message for message in given)
 
 
 def test_tied_embeddings_and_the_head_share_one_packed_weight(model_config: SimpleNamespace) -> None:
@@ -108,7 +122,7 @@ def test_tied_embeddings_and_the_head_share_one_packed_weight(model_config: Simp
     assert head.weight is embedding.weight
     tokens = torch.tensor([3, 95, 3])
     assert torch.equal(embedding.quant_method.embedding(embedding, tokens), plain[tokens])
-    x = torch.randn(5, 64).to(DTYPE)
+    x = torch.randn(5, 64).to(packable())
     torch.testing.assert_close(head.cpu_linear(x, head.weight, None), functional.linear(x, plain))
 
 
@@ -134,7 +148,7 @@ def test_a_head_in_another_dtype_stays_plain(model_config: SimpleNamespace) -> N
     assert head.weight is plain
 
 
-def test_the_hook_is_set_once_and_obeys_its_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hook_is_set_once_and_obeys_its_switch(engine: engines.Packed, monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.model_executor.layers import utils
 
     original = utils.dispatch_cpu_unquantized_gemm
@@ -151,4 +165,4 @@ def test_the_hook_is_set_once_and_obeys_its_switch(monkeypatch: pytest.MonkeyPat
     assert hooked is not before
     layer = make_layer()
     hooked(layer, True)
-    assert layer.weight.shape == ops.pack_linear(torch.zeros(96, 64).to(DTYPE)).shape
+    assert layer.weight.shape == engine.pack(torch.zeros(96, 64).to(packable())).shape

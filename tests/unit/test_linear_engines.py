@@ -13,18 +13,35 @@ def test_fp32_goes_to_torch_on_arm() -> None:
         assert engines.choose("float32", 64, 64, isa=isa).engine == "torch"
 
 
+def test_bf16_and_int8_go_to_our_panels_on_arm_alone() -> None:
+    for scheme in ("bfloat16", "int8"):
+        for isa in ("neon", "bf16", "sve"):
+            choice = engines.choose(scheme, 48, 32, isa=isa)
+            assert choice.engine == "vllm_arm"
+            assert choice.implementation == f"panel_linear {ops.active_isa('panel_linear')}"
+        assert engines.choose(scheme, 48, 32, isa="portable").engine != "vllm_arm"
+
+
+def test_fp16_goes_to_our_panels_on_arm_where_onednn_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "linear_implementation", lambda *_: "jit")
+    assert engines.choose("float16", 48, 32, isa="neon").engine == "onednn"
+    monkeypatch.setattr(ops, "linear_implementation", fail)
+    assert engines.choose("float16", 48, 32, isa="neon").engine == "vllm_arm"
+
+
+def fail(*_: object) -> str:
+    raise ValueError("it is not optimised")
+
+
 def test_what_onednn_has_goes_to_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops, "linear_implementation", lambda n, k, dtype, rows: f"{n} {k} {dtype} {rows}")
-    choice = engines.choose("bfloat16", 48, 32, 5, isa="bf16")
+    choice = engines.choose("bfloat16", 48, 32, 5, isa="portable")
     assert choice == ("onednn", "48 32 torch.bfloat16 5", "weights packed once")
 
 
 def test_what_no_engine_has_is_left_to_vllm_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> str:
-        raise ValueError("it is not optimised")
-
     monkeypatch.setattr(ops, "linear_implementation", fail)
-    assert engines.choose("int8", 48, 32, isa="neon") == ("vllm", "vLLM's own", "it is not optimised")
+    assert engines.choose("int8", 48, 32, isa="portable") == ("vllm", "vLLM's own", "it is not optimised")
 
 
 def test_every_scheme_has_a_dtype() -> None:

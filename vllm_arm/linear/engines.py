@@ -14,7 +14,7 @@ import torch
 
 from vllm_arm import _host, envs, ops
 
-Engine = Literal["onednn", "torch", "vllm"]
+Engine = Literal["vllm_arm", "onednn", "torch", "vllm"]
 Scheme = Literal["bfloat16", "float16", "float32", "int8"]
 
 SCHEMES: dict[Scheme, torch.dtype] = {
@@ -51,20 +51,50 @@ class Rule(NamedTuple):
     reason: str
 
 
+class Packed(NamedTuple):
+    """How to use an engine that has weights packed; the functions are those of ``vllm_arm.ops``.
+
+    ``prepare(n, k, dtype, has_bias)`` makes what the first products would otherwise make.
+    """
+
+    pack: Callable[[torch.Tensor], torch.Tensor]
+    prepare: Callable[[int, int, torch.dtype, bool], None]
+    linear: Callable[[torch.Tensor, torch.Tensor, int, torch.Tensor | None], torch.Tensor]
+    linear_int8: Callable[..., torch.Tensor]
+    unpack_rows: Callable[[torch.Tensor, torch.Tensor, int, int], torch.Tensor]
+
+
+PACKED: dict[Engine, Packed] = {
+    "onednn": Packed(ops.pack_linear, ops.prepare_linear, ops.linear, ops.linear_int8, ops.unpack_rows),
+    "vllm_arm": Packed(
+        *(ops.pack_panels, lambda *_: None, ops.panel_linear, ops.panel_linear_int8, ops.unpack_panel_rows)
+    ),
+}
+"""The engines that have weights packed."""
+
+
 def _onednn(scheme: Scheme, n: int, k: int, rows: int) -> str:
     return ops.linear_implementation(n, k, SCHEMES[scheme], rows)
 
+
+def _panels(*_: object) -> str:
+    return f"panel_linear {ops.active_isa('panel_linear')}"
+
+
+_ARM: tuple[str, ...] = ("neon", "bf16", "sve")
 
 # The first row that fits and finds an implementation is taken; what no row takes is left to vLLM.
 TABLE = (
     Rule(
         "torch",
         ("float32",),
-        ("neon", "bf16", "sve"),
+        _ARM,
         lambda *_: "F.linear",
         "torch's OpenBLAS multiplies fp32 from plain weights",
     ),
+    Rule("vllm_arm", ("bfloat16", "int8"), _ARM, _panels, "weights packed once, in panels"),
     Rule("onednn", ("bfloat16", "float16", "float32", "int8"), envs.ISA_NAMES, _onednn, "weights packed once"),
+    Rule("vllm_arm", ("float16",), _ARM, _panels, "weights packed once, in panels"),
 )
 
 

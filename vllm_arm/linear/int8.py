@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from vllm_arm import envs, ops
+from vllm_arm import envs
 from vllm_arm.linear import engines
 from vllm_arm.logs import get_logger, info_once, warning_once
 
@@ -29,7 +29,7 @@ def install() -> None:
 def available() -> tuple[bool, str | None]:
     """Whether an engine of ours multiplies int8 on this machine; if not, why."""
     choice = engines.choose("int8", 4096, 4096)
-    return choice.engine == "onednn", None if choice.engine == "onednn" else choice.reason
+    return (True, None) if choice.engine in engines.PACKED else (False, choice.reason)
 
 
 def merge_input_scales(scales: torch.Tensor, zero_points: torch.Tensor | None) -> tuple[float, int]:
@@ -49,20 +49,23 @@ def merge_input_scales(scales: torch.Tensor, zero_points: torch.Tensor | None) -
 def pack(layer: Any, weight: torch.Tensor, scales: torch.Tensor, symmetric: bool) -> None:
     """Give ``layer`` the int8 ``weight`` (``[n, k]``), packed, with one of ``scales`` (``[n]``) for each output.
 
-    Sets ``weight``, ``weight_scale`` and, for asymmetric activations, ``weight_sums`` in place of what there was.
+    Sets ``weight``, ``weight_scale`` and, for asymmetric activations, ``weight_sums`` in place of what there was, and
+    ``linear_int8``, the op of the engine that it was packed for.
     """
-    _set(layer, "weight", ops.pack_linear(weight))
+    n, k = weight.shape
+    choice = engines.choose("int8", n, k)
+    engine = engines.PACKED[choice.engine]
+    layer.linear_int8 = engine.linear_int8
+    _set(layer, "weight", engine.pack(weight))
     _set(layer, "weight_scale", scales.to(torch.float32).contiguous())
     _set(layer, "weight_sums", None if symmetric else weight.sum(1, dtype=torch.int32))
-    n, k = weight.shape
-    ops.prepare_linear(n, k, torch.int8, has_bias=False)
-    choice = engines.choose("int8", n, k)
+    engine.prepare(n, k, torch.int8, False)
     info_once(logger, f"linear layers in int8: {choice.engine}, {choice.implementation} ({choice.reason})")
 
 
 def multiply(layer: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """The output of a layer that :func:`pack` has packed, for ``x`` of shape ``[..., k]``."""
-    return ops.linear_int8(
+    return layer.linear_int8(
         x, layer.weight, layer.weight_scale, layer.weight_sums, bias, layer.input_scale, layer.input_zero_point
     )
 

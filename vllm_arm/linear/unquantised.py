@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from vllm_arm import envs, ops
+from vllm_arm import envs
 from vllm_arm.linear import engines
 from vllm_arm.logs import get_logger, info_once, warning_once
 
@@ -21,7 +21,7 @@ logger = get_logger(__name__)
 
 Dispatch = Callable[..., None]
 
-# On a plain embedding: the packed one that has taken its place, which a tied LM head shares.
+# On a plain embedding: the packed one that has taken its place, which a tied LM head shares, and what multiplies by it.
 _REPLACEMENT = "_vllm_arm_replacement"
 
 
@@ -52,32 +52,36 @@ def pack_layer(layer: Any, remove_weight: bool) -> bool:
         return False
     if not remove_weight:
         return _pack_embedding(layer)
-    return _pack(layer)
+    return _pack(layer) != "vllm"
 
 
-def _pack(layer: Any) -> bool:
+def _pack(layer: Any) -> engines.Engine:
+    """Prepare ``layer`` for the engine that the table names, and return that."""
     n, k = layer.weight.shape
     scheme = engines.scheme_of(layer.weight.dtype)
     if scheme is None:
-        return False
+        return "vllm"
     choice = engines.choose(scheme, n, k)
     if choice.engine == "vllm":
         message = f"linear layers in {scheme}: vLLM's own, not packed by vllm-arm: {choice.reason}"
         warning_once(logger, message)
-        return False
+        return "vllm"
     info_once(logger, f"linear layers in {scheme}: {choice.engine}, {choice.implementation} ({choice.reason})")
     if choice.engine == "torch":
         layer.cpu_linear = functional.linear
-        return True
-    packed = ops.pack_linear(layer.weight.detach())
-    ops.prepare_linear(n, k, layer.weight.dtype, getattr(layer, "bias", None) is not None)
+        return "torch"
+    engine = engines.PACKED[choice.engine]
+    packed = engine.pack(layer.weight.detach())
+    engine.prepare(n, k, layer.weight.dtype, getattr(layer, "bias", None) is not None)
     layer.weight = torch.nn.Parameter(packed, requires_grad=False)
-    layer.cpu_linear = functools.partial(_multiply, n)
-    return True
+    layer.cpu_linear = functools.partial(_multiply, engine.linear, n)
+    return choice.engine
 
 
-def _multiply(n: int, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return ops.linear(x, packed, n, bias)
+def _multiply(
+    linear: Callable[..., torch.Tensor], n: int, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    return linear(x, packed, n, bias)
 
 
 def _pack_embedding(layer: Any) -> bool:
@@ -86,20 +90,18 @@ def _pack_embedding(layer: Any) -> bool:
 
     plain = layer.weight
     if (replacement := getattr(plain, _REPLACEMENT, None)) is not None:
-        layer.weight = replacement
-        layer.cpu_linear = functools.partial(_multiply, plain.shape[0])
+        layer.weight, layer.cpu_linear = replacement
         return True
     is_head = isinstance(layer, ParallelLMHead)
     if _casts_the_head(plain.dtype) or not (is_head or _ties_embeddings()):
         # Looked up and, at most, multiplied by in plain form.
         layer.cpu_linear = functional.linear
         return True
-    if not _pack(layer):
-        return False
-    if layer.weight is not plain and not is_head:
-        setattr(plain, _REPLACEMENT, layer.weight)
-        layer.quant_method = _packed_embedding_method()(*plain.shape)
-    return True
+    engine = _pack(layer)
+    if engine in engines.PACKED and not is_head:
+        setattr(plain, _REPLACEMENT, (layer.weight, layer.cpu_linear))
+        layer.quant_method = _packed_embedding_method()(engines.PACKED[engine].unpack_rows, *plain.shape)
+    return engine != "vllm"
 
 
 @functools.cache
@@ -109,12 +111,12 @@ def _packed_embedding_method() -> type:
     class PackedEmbeddingMethod(UnquantizedEmbeddingMethod):  # type: ignore[misc]  # vLLM is not typed for mypy
         """Looks embeddings up in a packed weight of ``[n, k]``."""
 
-        def __init__(self, n: int, k: int) -> None:
+        def __init__(self, unpack_rows: Callable[..., torch.Tensor], n: int, k: int) -> None:
             super().__init__()
-            self.shape = n, k
+            self.unpack_rows, self.shape = unpack_rows, (n, k)
 
         def embedding(self, layer: torch.nn.Module, input_: torch.Tensor) -> torch.Tensor:
-            return ops.unpack_rows(layer.weight, input_, *self.shape)
+            return self.unpack_rows(layer.weight, input_, *self.shape)
 
     return PackedEmbeddingMethod
 
