@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -44,6 +43,16 @@ def onednn_bf16(inputs: Inputs) -> Call:
     return Call(run=lambda: vllm.onednn_mm(output, inputs.x, inputs.bias, handler), output=lambda: output)
 
 
+def panels_bf16(inputs: Inputs) -> Call:
+    """``torch.ops.vllm_arm.panel_linear``, weights packed once."""
+    from vllm_arm import ops
+
+    packed = ops.pack_panels(inputs.weight)
+    output = torch.empty(inputs.x.shape[0], inputs.weight.shape[0], dtype=torch.bfloat16)
+    ours = torch.ops.vllm_arm
+    return Call(run=lambda: ours.panel_linear(output, inputs.x, packed, inputs.bias), output=lambda: output)
+
+
 def torch_bf16(inputs: Inputs) -> Call:
     """``F.linear``, what a layer runs that vLLM has not packed."""
     results: list[torch.Tensor] = []
@@ -75,12 +84,27 @@ def onednn_int8(inputs: Inputs) -> Call:
     return Call(run=run, output=lambda: output)
 
 
+def panels_int8(inputs: Inputs) -> Call:
+    """``torch.ops.vllm_arm.panel_linear_int8``, weights packed once; it quantises the activations itself."""
+    from vllm_arm import ops
+
+    assert inputs.scale is not None
+    packed, scales = ops.pack_panels(inputs.weight), inputs.scale.flatten()
+    output = torch.empty(inputs.x.shape[0], inputs.weight.shape[0], dtype=torch.bfloat16)
+    ours = torch.ops.vllm_arm
+    return Call(
+        run=lambda: ours.panel_linear_int8(output, inputs.x, packed, scales, None, inputs.bias, None, None),
+        output=lambda: output,
+    )
+
+
 def _bf16(name: str, words: str, tokens: int, n: int, k: int, bias: bool = False) -> Case:
     def inputs() -> Inputs:
         x, weight = torch.randn(tokens, k).bfloat16(), torch.randn(n, k).bfloat16()
         return Inputs(x, weight, None, torch.randn(n).bfloat16() if bias else None)
 
     implementations = (
+        Implementation("vllm_arm", panels_bf16, operation="panel_linear"),
         Implementation("upstream", onednn_bf16),
         Implementation("torch", torch_bf16),
     )
@@ -94,20 +118,17 @@ def _int8(name: str, words: str, tokens: int, n: int, k: int) -> Case:
         return Inputs(torch.randn(tokens, k).bfloat16(), weight, torch.rand(n, 1).add(0.5))
 
     work = _quantised_work(tokens, n, k, weight_bytes=n * k, element_bytes=2)
-    return _quantised(f"int8_{name}", words, work, inputs, onednn_int8)
+    implementations = (
+        Implementation("vllm_arm", panels_int8, operation="panel_linear"),
+        Implementation("upstream", onednn_int8),
+    )
+    return Case("linear", f"int8_{name}", words, work, TOLERANCE_INT8, inputs, reference, implementations)
 
 
 def _quantised_work(tokens: int, n: int, k: int, weight_bytes: int, element_bytes: int) -> Work:
     read = element_bytes * tokens * k + weight_bytes + 4 * n
     arithmetic: Arithmetic = "int8"
     return Work(read, element_bytes * tokens * n, tokens * n * k, arithmetic)
-
-
-def _quantised(
-    name: str, words: str, work: Work, inputs: Callable[[], Inputs], prepare: Callable[[Inputs], Call]
-) -> Case:
-    implementations = (Implementation("upstream", prepare),)
-    return Case("linear", name, words, work, TOLERANCE_INT8, inputs, reference, implementations)
 
 
 _SQUARE = "a square of 512, an eighth of Llama-3.1-8B's o_proj each way, {} tokens"
@@ -118,5 +139,7 @@ CASES = (
     _bf16("qwen_kv_m4", "Qwen2.5-7B's k_proj (512 x 3584, bias), 4 tokens", 4, 512, 3584, bias=True),
     _int8("qwen_kv_m4", "Qwen2.5-7B's k_proj (512 x 3584), 4 tokens", 4, 512, 3584),
     _bf16("gpt_oss_router_m16", "gpt-oss-20b's router (32 x 2880, bias), 16 tokens", 16, 32, 2880, bias=True),
+    _bf16("2048_m1", "a square of 2048, 1 token", 1, 2048, 2048),
+    _int8("2048_m1", "a square of 2048, 1 token", 1, 2048, 2048),
     _bf16("llama_kv_m1", "Llama-3.1-8B's k_proj (1024 x 4096), 1 token", 1, 1024, 4096),
 )

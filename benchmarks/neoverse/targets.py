@@ -27,12 +27,20 @@ _OF_UPSTREAM: dict[str, tuple[float, ...]] = {
     "linear/int4_g32_512_m1": (0.80,),
     "linear/int4_g32_512_m16": (0.90,),
     "linear/int4_g32_512_m128": (0.85,),
+    "linear/bf16_512_m1": (0.60,),
+    "linear/bf16_512_m16": (0.90,),
+    "linear/bf16_512_m128": (1.00,),
+    "linear/bf16_2048_m1": (0.60,),
+    "linear/int8_512_m1": (0.60,),
+    "linear/int8_512_m16": (0.80,),
+    "linear/int8_512_m128": (0.80,),
+    "linear/int8_2048_m1": (0.60,),
 }
 _CORES = ("V2", "V1", "N2")
 # Of the cycles of a bf16 cache, at most.
 _QUANTISED = {case: ("attention/decode_2k", 1.3) for case in ("attention/decode_2k_fp8", "attention/decode_2k_int8")}
 # vLLM's op does not run on N1: the share of the peak of FMLA there, at least.
-_N1_PEAK = {"attention/prefill_512": 0.6}
+_N1_PEAK = {"attention/prefill_512": 0.6, "linear/bf16_512_m128": 0.75}
 
 
 @dataclass(frozen=True)
