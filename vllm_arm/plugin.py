@@ -30,10 +30,10 @@ def general() -> None:
 
     quantise_on_load.register()
     if process.may_load_a_model():
-        from vllm_arm.linear import int8, unquantised
+        from vllm_arm.linear import fp8, int4, int8, unquantised
 
-        unquantised.install()
-        int8.install()
+        for module in (unquantised, int8, int4, fp8):
+            module.install()
 
 
 def _register_variables() -> None:
