@@ -9,6 +9,7 @@ interpreter start.
 import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 ISA_NAMES = ("portable", "neon", "bf16", "sve")
 
@@ -61,6 +62,10 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, (name.strip() for name in text.split(","))))
+
+
 def _flag(default: bool, meaning: str) -> Variable:
     return Variable(default, _boolean, meaning)
 
@@ -79,8 +84,18 @@ VARIABLES: dict[str, Variable] = {
     ),
     "VLLM_ARM_QUANTISE_IGNORE": Variable(
         (),
-        lambda text: tuple(filter(None, (name.strip() for name in text.split(",")))),
-        "layers that --quantization arm_int8 leaves as they are: names or patterns, with commas between them",
+        _names,
+        "layers that --quantization arm_int8 and arm_int4 leave as they are: names or patterns, with commas between",
+    ),
+    "VLLM_ARM_QUANTISE_INCLUDE": Variable(
+        (),
+        _names,
+        "layers that they quantise though they leave them by default, such as lm_head: names or patterns",
+    ),
+    "VLLM_ARM_WEIGHT_CACHE": Variable(
+        None,
+        lambda text: Path(text).expanduser().absolute(),
+        "folder that keeps weights which were quantised while they loaded, for the next load; unset: they are not kept",
     ),
     "VLLM_ARM_COLLECTIVE_TIMEOUT": Variable(
         300.0, _seconds, "seconds after which a rank that is silent in a collective ends the server"
@@ -112,6 +127,8 @@ VLLM_ARM_STRICT: bool
 VLLM_ARM_ISA: str | None
 VLLM_ARM_QUANTISE_IGNORE: tuple[str, ...]
 VLLM_ARM_COLLECTIVE_TIMEOUT: float
+VLLM_ARM_QUANTISE_INCLUDE: tuple[str, ...]
+VLLM_ARM_WEIGHT_CACHE: Path | None
 VLLM_ARM_PATCHES: bool
 VLLM_ARM_MIMALLOC: bool
 VLLM_ARM_OPENMP: bool
