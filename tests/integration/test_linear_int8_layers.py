@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's W8A8 layers on our kernel, and checkpoints that are quantised while they load."""
+"""vLLM's W8A8 layers on our kernel."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -112,32 +112,3 @@ def test_our_kernel_is_first_once_and_obeys_the_switch(monkeypatch: pytest.Monke
     unavailable = engines.Choice("vllm", "vLLM's own", "no luck here")
     monkeypatch.setattr(engines, "choose", lambda *_: unavailable)
     assert int8.kernel_class().is_supported() == (False, "no luck here")  # type: ignore[attr-defined]
-
-
-def test_every_linear_layer_is_quantised_but_those_to_be_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
-    from vllm.model_executor.layers.quantization import get_quantization_config
-    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-
-    from vllm_arm.linear import quantise_on_load
-
-    quantise_on_load.register()
-    quantise_on_load.register()
-    assert get_quantization_config("arm_int8") is quantise_on_load.ArmInt8Config
-    monkeypatch.setattr(quantise_on_load, "_linear_method", lambda: lambda: "quantised")
-    monkeypatch.setenv("VLLM_ARM_QUANTISE_IGNORE", "model.layers.0.*, *.o_proj")
-    config = quantise_on_load.ArmInt8Config.from_config({"ignore": ["model.layers.7.mlp.down_proj"]})
-    config.packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
-    layer, head = LinearBase.__new__(LinearBase), ParallelLMHead.__new__(ParallelLMHead)
-    for prefix in ("model.layers.1.self_attn.qkv_proj", "model.layers.1.mlp.gate_up_proj"):
-        assert config.get_quant_method(layer, prefix) == "quantised"
-    for prefix in (
-        "model.layers.0.self_attn.qkv_proj",
-        "model.layers.1.self_attn.o_proj",
-        "model.layers.7.mlp.down_proj",
-        "model.layers.1.mlp.gate",
-        "model.layers.1.mlp.shared_expert_gate",
-        "model.layers.1.mlp.router",
-    ):
-        assert isinstance(config.get_quant_method(layer, prefix), UnquantizedLinearMethod), prefix
-    assert config.get_quant_method(head, "lm_head") is None
