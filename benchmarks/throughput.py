@@ -21,7 +21,7 @@ from benchmarks.serving.child import ChildError
 from benchmarks.serving.steps import Step
 from benchmarks.serving.store import Store, key_of, write_atomically
 from benchmarks.serving.summary import summarise
-from benchmarks.serving.workload import Workload, read_dataset, resolve_model
+from benchmarks.serving.workload import Workload, is_quantised, read_dataset, resolve_model
 from demo.server import end_on_signals
 
 DEFAULT_OUTPUT = Path("build/throughput")
@@ -60,7 +60,11 @@ _positive = click.IntRange(min=1)
 @click.option("--output", type=click.Path(path_type=Path, file_okay=False), default=DEFAULT_OUTPUT, show_default=True)
 @click.option("--timeout", type=float, default=3600, show_default=True, help="Seconds for one run.")
 @click.option("--fresh", is_flag=True, help="Forget the runs that an earlier call has made.")
-@click.option("--profile", is_flag=True, help="Share of time by component; without --steps, of the first and the last.")
+@click.option(
+    "--profile",
+    is_flag=True,
+    help="Share of time by component; without --steps, of the first and the last that quantises nothing.",
+)
 @click.argument("engine_arguments", nargs=-1, type=click.UNPROCESSED)
 def offline(
     model: str,
@@ -95,7 +99,7 @@ def offline(
             None if dataset is None else dataset.name,
             requests,
         )
-        available = step_table.steps()
+        available = step_table.steps(quantise=not is_quantised(workload.model, engine_arguments))
         chosen = step_table.select(available, None if names is None else names.split(","))
     except ValueError as error:
         raise click.UsageError(str(error)) from None
@@ -103,7 +107,7 @@ def offline(
         console.print(f"[yellow]matplotlib is missing, so there will be no plot: see {report.PLOT_REQUIREMENTS}")
     runner = _Runner(workload, available, output, timeout)
     if profile:
-        ends = [available[0], available[-1]]
+        ends = [available[0], [step for step in available if not step.arguments][-1]]
         failed = _profile(runner, ends if names is None else chosen)
     else:
         failed = _measure(runner, chosen, repeat, fresh)
@@ -150,7 +154,8 @@ class _Runner:
 
         try:
             log = self.output / f"{self.name}-{step.name}.log"
-            figures = child.run_workload(self.workload, environment, log, self.timeout, show, directory)
+            workload = self.workload.with_arguments(step.arguments)
+            figures = child.run_workload(workload, environment, log, self.timeout, show, directory)
         finally:
             progress.remove_task(task)
         return {**figures, "environment": environment}

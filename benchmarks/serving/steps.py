@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of the throughput benchmark: which switches of vllm-arm are on at each."""
+"""The steps of the throughput benchmark: which switches of vllm-arm are on at each, and what it quantises."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -8,11 +8,15 @@ from vllm_arm import envs
 
 
 class Step(NamedTuple):
-    """``name`` is what ``--steps`` takes; ``switches`` come on at this step and stay on at the later ones."""
+    """``name`` is what ``--steps`` takes; ``switches`` come on at this step and stay on at the later ones.
+
+    ``arguments`` are more of ``vllm serve``, at this step only.
+    """
 
     name: str
     title: str
     switches: tuple[str, ...]
+    arguments: tuple[str, ...] = ()
 
 
 START = Step("stock", "stock vLLM", ())
@@ -25,15 +29,20 @@ _NAMED = (
     Step("linear", "+ pre-packed linear", ("VLLM_ARM_LINEAR",)),
     Step("attention", "+ attention", ("VLLM_ARM_ATTENTION",)),
     Step("collectives", "+ collectives", ("VLLM_ARM_COLLECTIVES",)),
-    Step("int8", "+ int8", ("VLLM_ARM_INT8",)),
-    Step("int4", "+ int4", ("VLLM_ARM_INT4",)),
+)
+
+# Everything on, and the weights quantised while they load.
+_QUANTISED = (
+    Step("int8", "all, weights in int8", (), ("--quantization", "arm_int8")),
+    Step("int4", "all, weights in int4", (), ("--quantization", "arm_int4")),
 )
 
 
-def steps(switches: Iterable[str] | None = None) -> list[Step]:
+def steps(switches: Iterable[str] | None = None, *, quantise: bool = True) -> list[Step]:
     """The steps that these ``switches`` make up (None: all that vllm-arm has), the start first.
 
-    A step whose switches do not exist is left out; a switch that no step names is a step of its own, at the end.
+    A step whose switches do not exist is left out; a switch that no step names is a step of its own, after them. Last
+    come those that ``quantise`` the weights.
     """
     existing = list(envs.switches() if switches is None else switches)
     found = [START]
@@ -46,7 +55,7 @@ def steps(switches: Iterable[str] | None = None) -> list[Step]:
         if name not in named:
             short = name.removeprefix("VLLM_ARM_").lower()
             found.append(Step(short, f"+ {short.replace('_', ' ')}", (name,)))
-    return found
+    return [*found, *_QUANTISED] if quantise else found
 
 
 def select(available: list[Step], names: Iterable[str] | None) -> list[Step]:

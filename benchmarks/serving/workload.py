@@ -3,7 +3,7 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,10 @@ class Workload:
             "--no-enable-prefix-caching",
             *self.engine_arguments,
         ]
+
+    def with_arguments(self, arguments: tuple[str, ...]) -> "Workload":
+        """The same with more arguments of ``vllm serve``."""
+        return replace(self, engine_arguments=(*self.engine_arguments, *arguments))
 
     def describe(self) -> dict[str, Any]:
         """What identifies the workload: as JSON, with a digest in place of the requests."""
@@ -71,6 +75,16 @@ def resolve_model(model: str) -> str:
     if model.startswith((".", "/", "~")):
         raise ValueError(f"--model: no folder {model}")
     return model
+
+
+def is_quantised(model: str, engine_arguments: tuple[str, ...]) -> bool:
+    """Whether the weights of ``model``, where it is a folder, or by ``engine_arguments``, are quantised already."""
+    if any(argument.split("=")[0] in ("--quantization", "-q") for argument in engine_arguments):
+        return True
+    config = Path(model) / "config.json"
+    return config.is_file() and any(
+        name in json.loads(config.read_text()) for name in ("quantization_config", "compression_config")
+    )
 
 
 def read_dataset(path: Path, num_prompts: int | None, output_len: int) -> tuple[dict[str, Any], ...]:

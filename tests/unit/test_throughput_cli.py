@@ -91,6 +91,15 @@ def test_steps_in_rounds_then_a_table_and_json(model: Path, measured: Measured, 
     assert len(measured.calls) == 8
 
 
+def test_steps_that_quantise(model: Path, measured: Measured, tmp_path: Path) -> None:
+    command = ("--model", str(model), "--steps", "stock,int4", "--output", str(tmp_path / "out"))
+    assert run(*command, "--", "--enforce-eager").exit_code == 0
+    arguments = [workload.engine_arguments for workload, _ in measured.calls]
+    assert arguments == [("--enforce-eager",), ("--enforce-eager", "--quantization", "arm_int4")]
+    (model / "config.json").write_text('{"quantization_config": {}}')
+    assert "--steps: expected some of" in run(*command).output
+
+
 def test_a_failed_step_is_shown_and_makes_the_exit_code_1(model: Path, measured: Measured, tmp_path: Path) -> None:
     measured.fails = True
     result = run("--model", str(model), "--steps", "stock,mimalloc", "--output", str(tmp_path / "out"))

@@ -17,13 +17,21 @@ def test_every_switch_there_is_has_its_step() -> None:
 
 
 def test_steps_follow_the_table_and_leave_out_what_does_not_exist() -> None:
-    assert [step.name for step in steps.steps(SWITCHES)] == ["stock", "mimalloc", "openmp", "norm"]
-    with_more = steps.steps([*SWITCHES, "VLLM_ARM_INT4", "VLLM_ARM_LINEAR"])
-    assert [step.name for step in with_more] == ["stock", "mimalloc", "openmp", "norm", "linear", "int4"]
+    assert [step.name for step in steps.steps(SWITCHES, quantise=False)] == ["stock", "mimalloc", "openmp", "norm"]
+    with_more = steps.steps([*SWITCHES, "VLLM_ARM_LINEAR"])
+    assert [step.name for step in with_more] == ["stock", "mimalloc", "openmp", "norm", "linear", "int8", "int4"]
+
+
+def test_weights_are_quantised_with_everything_on_and_one_way_at_a_time() -> None:
+    available = steps.steps(SWITCHES)
+    int8, int4 = steps.select(available, ["int8", "int4"])
+    assert (int8.arguments, int4.arguments) == (("--quantization", "arm_int8"), ("--quantization", "arm_int4"))
+    variables = steps.environment(int4, available, is_arm=False, needs_amx_tiles=False)
+    assert variables == dict.fromkeys([*SWITCHES, "VLLM_ARM_FORCE"], "1")
 
 
 def test_a_switch_that_the_table_does_not_know_comes_last() -> None:
-    last = steps.steps([*SWITCHES, "VLLM_ARM_KV_CACHE"])[-1]
+    last = steps.steps([*SWITCHES, "VLLM_ARM_KV_CACHE"], quantise=False)[-1]
     assert last == steps.Step("kv_cache", "+ kv cache", ("VLLM_ARM_KV_CACHE",))
 
 
@@ -57,7 +65,7 @@ def test_at_the_start_on_arm_every_switch_is_off() -> None:
 
 
 def test_select_keeps_the_order_and_refuses_unknown_names() -> None:
-    available = steps.steps(SWITCHES)
+    available = steps.steps(SWITCHES, quantise=False)
     assert [step.name for step in steps.select(available, ["norm", "stock"])] == ["stock", "norm"]
     assert steps.select(available, None) == available
     with pytest.raises(ValueError, match="--steps: expected some of stock, mimalloc, openmp, norm, got fast"):

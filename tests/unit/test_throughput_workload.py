@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.serving.workload import Workload, read_dataset, resolve_model
+from benchmarks.serving.workload import Workload, is_quantised, read_dataset, resolve_model
 
 
 def write(path: Path, *rows: object) -> Path:
@@ -75,3 +75,13 @@ def test_the_description_holds_a_digest_of_the_requests() -> None:
     assert first.describe() != second.describe()
     assert json.loads(json.dumps(first.describe())) == first.describe()
     assert "requests" not in first.describe()
+
+
+def test_models_that_are_quantised_already(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert not is_quantised(str(tmp_path), ("--enforce-eager",))
+    assert is_quantised(str(tmp_path), ("--quantization=arm_int8",))
+    assert is_quantised("someone/a-model", ("-q", "arm_int8"))
+    assert not is_quantised("someone/a-model", ())
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "awq"}}')
+    assert is_quantised(str(tmp_path), ())
