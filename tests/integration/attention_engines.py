@@ -101,13 +101,18 @@ def random_prompts(llm: LLM) -> Answers:
     return answers(llm.generate(prompts, greedy(), use_tqdm=False))
 
 
-def perplexity(llm: LLM) -> float:
+def perplexity(llm: LLM, windows: int = PERPLEXITY_WINDOWS) -> float:
     """That of held-out text."""
-    prompts = held_out([512] * PERPLEXITY_WINDOWS)
+    prompts = held_out([512] * windows)
     outputs = llm.generate(prompts, SamplingParams(max_tokens=1, prompt_logprobs=0), use_tqdm=False)
     return perplexity_from_logprobs(
         prompt_token_logprobs(output.prompt_token_ids, output.prompt_logprobs) for output in outputs
     )
+
+
+def short_perplexity(llm: LLM) -> float:
+    """That of less text, to be compared with another model's of the same."""
+    return perplexity(llm, 5)
 
 
 SENTENCES = [
@@ -131,11 +136,31 @@ def backends(llm: LLM) -> list[str]:
     )[0]
 
 
+def linear_kernels(llm: LLM) -> list[str]:
+    """The classes of the kernels that run quantised linear layers."""
+
+    def names(model: Any) -> list[str]:
+        found = set()
+        for module in model.modules():
+            method = getattr(module, "scheme", getattr(module, "quant_method", None))
+            for name in ("kernel", "fp8_linear", "linear_kernel", "int8_kernel"):
+                if (kernel := getattr(method, name, None)) is not None:
+                    found.add(type(kernel).__name__)
+        return sorted(found)
+
+    return llm.apply_model(names)[0]
+
+
+def head_method(llm: LLM) -> str:
+    """The class of what runs the LM head."""
+    return llm.apply_model(lambda model: type(model.lm_head.quant_method).__name__)[0]
+
+
 QUESTIONS: dict[str, Callable[[LLM], Any]] = {
     function.__name__: function
     for function in (
         *(mixed, shared_prefixes, repetitive, parallel, beams, random_prompts),
-        *(perplexity, embeddings, backends),
+        *(perplexity, short_perplexity, embeddings, backends, linear_kernels, head_method),
     )
 }
 

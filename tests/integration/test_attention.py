@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM with our attention against vLLM with its own: whole engines, every way of asking them."""
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,17 +11,14 @@ from transformers import AutoModel, AutoTokenizer
 
 from tests.downloads import DownloadError
 from tests.integration.attention_engines import SENTENCES
+from tests.integration.engines import STOCK, Engine, Results, ask, engine
 from tests.integration.greedy import Answer, compare
-from tests.integration.serving import FORCED, TRAINED_MODEL
+from tests.integration.serving import TRAINED_MODEL
 from tests.models.minilm import unpack_minilm
 from tests.models.random_windowed import make_random_gemma3, make_random_gpt_oss
-from vllm_arm import envs
 
 pytestmark = pytest.mark.slow
 
-PROJECT = Path(__file__).resolve().parents[2]
-# On x86 with AMX even stock vLLM needs the tiles that vllm-arm requests.
-STOCK = FORCED | dict.fromkeys(envs.switches(), "0")
 # Attention alone: a norm that rounds once less moves bfloat16's logits by a step, which is more than a near tie.
 OURS = STOCK | {"VLLM_ARM_ATTENTION": "1"}
 BEAM_TOLERANCE = 0.1
@@ -33,14 +26,6 @@ BEAM_TOLERANCE = 0.1
 GREEDY = ("mixed", "shared_prefixes", "repetitive", "parallel")
 """Questions whose answers are the best tokens, one after the other."""
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 2}
-
-Results = dict[str, dict[str, Any]]
-Engine = dict[str, Any]
-
-
-def engine(name: str, model: Path, *questions: str, **arguments: Any) -> Engine:
-    usual = {"model": str(model), "enforce_eager": True, "max_model_len": 1024}
-    return {"name": name, "arguments": usual | arguments, "questions": questions}
 
 
 def llama_engines() -> list[Engine]:
@@ -67,31 +52,6 @@ def llama_engines() -> list[Engine]:
 def windowed_engines(folder: Path) -> list[Engine]:
     models = {"gemma3": make_random_gemma3(folder / "gemma3"), "gpt_oss": make_random_gpt_oss(folder / "gpt_oss")}
     return [engine(name, model, "random_prompts", dtype="float32") for name, model in models.items()]
-
-
-def ask(engines: list[Engine], environment: dict[str, str], folder: Path) -> Results:
-    folder.mkdir()
-    request = folder / "request.json"
-    request.write_text(json.dumps(engines))
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.integration.attention_engines", str(request), str(folder)],
-        cwd=PROJECT,
-        env={
-            **os.environ,
-            **environment,
-            "HF_HUB_OFFLINE": "1",
-            # The engine runs in the process that asks it. Log probabilities are compiled even in eager mode.
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "TORCHDYNAMO_DISABLE": "1",
-            "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
-    print(done.stdout)
-    return {each["name"]: json.loads((folder / f"{each['name']}.json").read_text()) for each in engines}
 
 
 @pytest.fixture(scope="module")
