@@ -55,7 +55,7 @@ struct PanelOutput {
   const PanelProduct& product;
   std::int64_t first, count;
   float bias[kPanelOutputs];
-  float scales[kPanelOutputs];
+  float scales[kPanelOutputs] = {};
   std::int32_t sums[kPanelOutputs];
 
   PanelOutput(const PanelProduct& of, std::int64_t panel)
