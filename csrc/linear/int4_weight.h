@@ -24,24 +24,34 @@ inline constexpr std::int64_t kInt4MaximumInputs = 65536;
 //
 // That is what KleidiAI calls qsi4cxp8x8 and qsi4c32p8x8; the zeros are a bias, which is added elsewhere. Where there
 // are zero points, scale * zero point follows all panels in fp32: [panels][groups][8].
-struct Int4Shape {
-  std::int64_t n;
-  std::int64_t k;
-  std::int64_t group_size;
-  bool has_zero_points;
+class Int4Shape {
+ public:
+  constexpr Int4Shape() = default;
+  constexpr Int4Shape(std::int64_t outputs, std::int64_t inputs, std::int64_t inputs_of_a_group, bool zero_points)
+      : n(outputs),
+        k(inputs),
+        group_size(inputs_of_a_group),
+        has_zero_points(zero_points),
+        groups_(inputs / inputs_of_a_group) {}
+
+  std::int64_t n = 0, k = 0, group_size = 0;
+  bool has_zero_points = false;
 
   bool has_groups() const { return group_size != k; }
-  std::int64_t groups() const { return k / group_size; }
+  std::int64_t groups() const { return groups_; }
   std::int64_t panels() const { return (n + kInt4PanelRows - 1) / kInt4PanelRows; }
   // Of the codes of a group of a panel.
   std::int64_t code_bytes() const { return kInt4PanelRows * group_size / 2; }
   // Of a group of a panel: its codes and, where each group has its own, the scales.
   std::int64_t group_bytes() const { return code_bytes() + (has_groups() ? kInt4PanelRows * 2 : 0); }
-  std::int64_t panel_bytes() const { return groups() * group_bytes() + kInt4PanelRows * (has_groups() ? 2 : 3) * 4; }
+  std::int64_t panel_bytes() const { return groups_ * group_bytes() + kInt4PanelRows * (has_groups() ? 2 : 3) * 4; }
   std::int64_t offsets_begin() const { return panels() * panel_bytes(); }
   std::int64_t packed_bytes() const {
-    return offsets_begin() + (has_zero_points ? panels() * groups() * kInt4PanelRows * 4 : 0);
+    return offsets_begin() + (has_zero_points ? panels() * groups_ * kInt4PanelRows * 4 : 0);
   }
+
+ private:
+  std::int64_t groups_ = 0;  // kept, for a division takes as long as a few hundred products
 };
 
 // Packs panels [panel_begin, panel_end). `codes` [n, k] are -8 to 7, one in each byte; `scales` [n, groups];

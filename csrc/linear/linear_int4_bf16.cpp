@@ -57,7 +57,7 @@ int32x4_t row_of(const int32x4_t (&pairs)[2 * kBlocks][2], int row) {
 template <int kBlocks>
 struct HalfPanel {
   const Tile& tile;
-  std::int64_t row_begin, block_bytes;
+  std::int64_t block_bytes;
   const std::int8_t* activations;
   const std::byte* panel;
   const std::int8_t* codes;  // of the first of the four outputs
@@ -66,21 +66,29 @@ struct HalfPanel {
 
   HalfPanel(const Tile& of, std::int64_t row, std::int64_t output)
       : tile(of),
-        row_begin(row),
-        block_bytes(activation_block_bytes(of.shape, kInterleavedRows)),
+        block_bytes(of.block_bytes),
         activations(reinterpret_cast<const std::int8_t*>(of.block(row))),
         panel(of.panel(output)),
         codes(reinterpret_cast<const std::int8_t*>(panel) + output % kInt4PanelRows * kInterleave),
         trailer(panel + of.shape.groups() * of.shape.group_bytes() + output % kInt4PanelRows * 4),
         values(of.values + row * of.outputs + output) {}
 
-  // finish(row, negated zero point, scale) gives the outputs of a row.
+  // finish(row of 4 * kBlocks, its number in a block, negated zero points, scales) gives the outputs of a row.
   template <typename Finish>
   void write(Finish finish) const {
-#pragma GCC unroll 16
-    for (int row = 0; row < kInterleavedRows * kBlocks; ++row) {
-      vst1q_f32(values + row * tile.outputs,
-                finish(row, *tile.negated_zero_point(row_begin + row), tile.scale(row_begin + row)));
+    float* row_values = values;
+    const auto* numbers = reinterpret_cast<const std::int32_t*>(activations + kInterleavedRows * tile.shape.k);
+#pragma GCC unroll 4
+    for (int block = 0; block < kBlocks; ++block) {
+      const int32x4_t zero_points = vld1q_s32(numbers);
+      const float32x4_t scales = vld1q_f32(reinterpret_cast<const float*>(numbers + kInterleavedRows));
+      const int row = block * kInterleavedRows;
+      vst1q_f32(row_values, finish.template operator()<0>(row, zero_points, scales));
+      vst1q_f32(row_values + tile.outputs, finish.template operator()<1>(row + 1, zero_points, scales));
+      vst1q_f32(row_values + 2 * tile.outputs, finish.template operator()<2>(row + 2, zero_points, scales));
+      vst1q_f32(row_values + 3 * tile.outputs, finish.template operator()<3>(row + 3, zero_points, scales));
+      row_values += kInterleavedRows * tile.outputs;
+      numbers += block_bytes / 4;
     }
   }
 
@@ -89,9 +97,9 @@ struct HalfPanel {
     const auto sums = multiply_codes<kBlocks>(activations, block_bytes, codes, tile.shape.k);
     const int32x4_t code_sums = vld1q_s32(reinterpret_cast<const std::int32_t*>(trailer));
     const float32x4_t output_scales = vld1q_f32(reinterpret_cast<const float*>(trailer) + kInt4PanelRows);
-    write([&](int row, std::int32_t zero_point, float scale) {
-      const int32x4_t sum = vmlaq_n_s32(row_of<kBlocks>(sums.pairs, row), code_sums, zero_point);
-      return vmulq_f32(vmulq_n_f32(vcvtq_f32_s32(sum), scale), output_scales);
+    write([&]<int kLane>(int row, int32x4_t zero_points, float32x4_t scales) {
+      const int32x4_t sum = vmlaq_laneq_s32(row_of<kBlocks>(sums.pairs, row), code_sums, zero_points, kLane);
+      return vmulq_f32(vmulq_laneq_f32(vcvtq_f32_s32(sum), scales, kLane), output_scales);
     });
   }
 
@@ -124,9 +132,9 @@ struct HalfPanel {
     for (int pair = 0; pair < 2 * kBlocks; ++pair) {
       for (int i = 0; i < 2; ++i) bits[pair][i] = vreinterpretq_s32_f32(scaled[pair][i]);
     }
-    write([&](int row, std::int32_t zero_point, float scale) {
+    write([&]<int kLane>(int row, int32x4_t zero_points, float32x4_t scales) {
       const float32x4_t sum = vreinterpretq_f32_s32(row_of<kBlocks>(bits, row));
-      return vmulq_n_f32(vfmaq_n_f32(sum, code_sums, static_cast<float>(zero_point)), scale);
+      return vmulq_laneq_f32(vfmaq_laneq_f32(sum, code_sums, vcvtq_f32_s32(zero_points), kLane), scales, kLane);
     });
   }
 };
@@ -184,19 +192,26 @@ void multiply_whole_row(const Tile& tile) {
       }
       codes += kPanelBlockBytes;
     }
-    const auto* code_sums = reinterpret_cast<const std::int32_t*>(codes);
-    const auto* scales = reinterpret_cast<const float*>(code_sums + kInt4PanelRows);
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
-      const auto take = [half](const int32x4_t(&sums)[4], auto combine) {
-        return vreinterpretq_s32_s64(
-            combine(vreinterpretq_s64_s32(sums[2 * half]), vreinterpretq_s64_s32(sums[2 * half + 1])));
-      };
-      const int32x4_t products = vaddq_s32(take(even, [](int64x2_t a, int64x2_t b) { return vuzp1q_s64(a, b); }),
-                                           take(odd, [](int64x2_t a, int64x2_t b) { return vuzp2q_s64(a, b); }));
-      const int32x4_t sum = vmlaq_n_s32(products, vld1q_s32(code_sums + 4 * half), *numbers);
-      vst1q_f32(tile.values + output + 4 * half,
-                vmulq_f32(vmulq_n_f32(vcvtq_f32_s32(sum), scale), vld1q_f32(scales + 4 * half)));
+      const auto as_pairs = [](int32x4_t sum) { return vreinterpretq_s64_s32(sum); };
+      const int64x2_t of_even = vuzp1q_s64(as_pairs(even[2 * half]), as_pairs(even[2 * half + 1]));
+      const int64x2_t of_odd = vuzp2q_s64(as_pairs(odd[2 * half]), as_pairs(odd[2 * half + 1]));
+      const int32x4_t sum = vaddq_s32(vreinterpretq_s32_s64(of_even), vreinterpretq_s32_s64(of_odd));
+      vst1q_f32(tile.values + output + 4 * half, vreinterpretq_f32_s32(sum));
+    }
+  }
+
+  const std::byte* trailer = tile.panels + tile.shape.code_bytes();
+  for (std::int64_t output = 0; output < tile.outputs; output += kInt4PanelRows, trailer += tile.panel_bytes) {
+    const auto* code_sums = reinterpret_cast<const std::int32_t*>(trailer);
+    const auto* scales = reinterpret_cast<const float*>(code_sums + kInt4PanelRows);
+    float* values = tile.values + output;
+#pragma GCC unroll 2
+    for (int half = 0; half < 8; half += 4) {
+      const int32x4_t products = vreinterpretq_s32_f32(vld1q_f32(values + half));
+      const int32x4_t sum = vmlaq_n_s32(products, vld1q_s32(code_sums + half), *numbers);
+      vst1q_f32(values + half, vmulq_f32(vmulq_n_f32(vcvtq_f32_s32(sum), scale), vld1q_f32(scales + half)));
     }
   }
 }

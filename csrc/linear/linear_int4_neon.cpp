@@ -81,15 +81,14 @@ template <int kRows>
 void multiply_whole(const Tile& tile, std::int64_t row_begin, std::int64_t output) {
   const Int4Shape& shape = tile.shape;
   const std::byte* panel = tile.panel(output);
-  const auto sums = multiply_codes<kRows>(reinterpret_cast<const std::int8_t*>(tile.block(row_begin)),
-                                          activation_block_bytes(shape, kInterleavedRows),
+  const auto sums = multiply_codes<kRows>(reinterpret_cast<const std::int8_t*>(tile.block(row_begin)), tile.block_bytes,
                                           reinterpret_cast<const std::int8_t*>(panel), shape.k);
   const auto* code_sums = reinterpret_cast<const std::int32_t*>(panel + shape.code_bytes());
   const auto* scales = reinterpret_cast<const float*>(code_sums + kInt4PanelRows);
 #pragma GCC unroll 8
   for (int row = 0; row < kRows; ++row) {
-    const std::int32_t zero_point = *tile.negated_zero_point(row_begin + row);
-    const float scale = tile.scale(row_begin + row);
+    const std::int32_t zero_point = tile.negated_zero_points(row_begin + row)[row % 4];
+    const float scale = tile.scales(row_begin + row)[row % 4];
     float* values = tile.values + (row_begin + row) * tile.outputs + output;
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
@@ -107,8 +106,8 @@ void multiply_groups(const Tile& tile, std::int64_t row_begin, std::int64_t outp
   float32x4_t scaled[kRows][2];
   for (auto& row : scaled) row[0] = row[1] = vdupq_n_f32(0);
   for (std::int64_t group = 0; group < shape.groups(); ++group) {
-    const auto sums = multiply_codes<kRows>(activations, activation_block_bytes(shape, kInterleavedRows),
-                                            reinterpret_cast<const std::int8_t*>(panel), shape.group_size);
+    const auto sums = multiply_codes<kRows>(activations, tile.block_bytes, reinterpret_cast<const std::int8_t*>(panel),
+                                            shape.group_size);
     const Float8 scales = load(reinterpret_cast<const BFloat16*>(panel + shape.code_bytes()));
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) {
@@ -121,8 +120,8 @@ void multiply_groups(const Tile& tile, std::int64_t row_begin, std::int64_t outp
   }
   const Float8 code_sums = load(reinterpret_cast<const float*>(panel));
   for (int row = 0; row < kRows; ++row) {
-    const auto zero_point = static_cast<float>(*tile.negated_zero_point(row_begin + row));
-    const float scale = tile.scale(row_begin + row);
+    const auto zero_point = static_cast<float>(tile.negated_zero_points(row_begin + row)[row % 4]);
+    const float scale = tile.scales(row_begin + row)[row % 4];
     store(tile.values + (row_begin + row) * tile.outputs + output,
           Float8{vmulq_n_f32(vfmaq_n_f32(scaled[row][0], code_sums.low, zero_point), scale),
                  vmulq_n_f32(vfmaq_n_f32(scaled[row][1], code_sums.high, zero_point), scale)});

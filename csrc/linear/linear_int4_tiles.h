@@ -35,21 +35,20 @@ void quantise(const LinearInt4Arguments& arguments, std::int64_t block_begin, st
 struct Tile {
   const Int4Shape& shape;
   std::int64_t rows, outputs;
+  std::int64_t block_bytes, panel_bytes;  // of interleaved rows, and of the weight
   const std::byte* activations;
   const std::byte* panels;
   float* values;  // [rows][outputs], with room for whole blocks of rows
 
-  const std::byte* panel(std::int64_t output) const { return panels + output / kInt4PanelRows * shape.panel_bytes(); }
+  const std::byte* panel(std::int64_t output) const { return panels + output / kInt4PanelRows * panel_bytes; }
   // Where the codes of the block with `row` begin, of interleaved rows.
-  const std::byte* block(std::int64_t row) const {
-    return activations + row / kInterleavedRows * activation_block_bytes(shape, kInterleavedRows);
+  const std::byte* block(std::int64_t row) const { return activations + row / kInterleavedRows * block_bytes; }
+  // The negated zero points of the rows of the block with `row`, and their scales.
+  const std::int32_t* negated_zero_points(std::int64_t row) const {
+    return reinterpret_cast<const std::int32_t*>(block(row) + kInterleavedRows * shape.k);
   }
-  const std::int32_t* negated_zero_point(std::int64_t row) const {
-    const std::byte* numbers = block(row) + kInterleavedRows * shape.k;
-    return reinterpret_cast<const std::int32_t*>(numbers) + row % kInterleavedRows;
-  }
-  float scale(std::int64_t row) const {
-    return *reinterpret_cast<const float*>(negated_zero_point(row) + kInterleavedRows);
+  const float* scales(std::int64_t row) const {
+    return reinterpret_cast<const float*>(negated_zero_points(row) + kInterleavedRows);
   }
 };
 
@@ -82,24 +81,31 @@ template <typename Element>
 void finish_row(const LinearInt4Arguments& arguments, std::int64_t row, std::int64_t panel_begin,
                 std::int64_t panel_end, const float* values, const float* sums) {
   const Int4Shape& shape = arguments.shape;
-  const std::int64_t groups = shape.groups();
+  const std::int64_t groups = shape.groups(), whole_end = std::min(panel_end, shape.n / kInt4PanelRows);
   const auto* offsets = reinterpret_cast<const float*>(arguments.packed + shape.offsets_begin());
   const auto* bias = static_cast<const Element*>(arguments.bias);
   Element* output = static_cast<Element*>(arguments.output) + row * shape.n;
-  for (std::int64_t panel = panel_begin; panel < panel_end; ++panel, values += kInt4PanelRows) {
-    const std::int64_t first = panel * kInt4PanelRows;
-    Float8 result = load(values);
+  const auto finish = [&](std::int64_t panel, const Element* eight_of_bias, Element* eight_of_output) {
+    Float8 result = load(values + (panel - panel_begin) * kInt4PanelRows);
     if (sums != nullptr) result = without_zero_points(result, sums, offsets + panel * groups * kInt4PanelRows, groups);
-    const bool is_whole = first + kInt4PanelRows <= shape.n;
-    const auto bytes = static_cast<std::size_t>(shape.n - first) * sizeof(Element);  // of what is left
-    Element tail[kInt4PanelRows] = {};
     if (bias != nullptr) {
-      if (!is_whole) std::memcpy(tail, bias + first, bytes);
-      const Float8 added = load(is_whole ? bias + first : tail);
+      const Float8 added = load(eight_of_bias);
       result = {vaddq_f32(result.low, added.low), vaddq_f32(result.high, added.high)};
     }
-    store(is_whole ? output + first : tail, result);
-    if (!is_whole) std::memcpy(output + first, tail, bytes);
+    store(eight_of_output, result);
+  };
+  std::int64_t panel = panel_begin;
+  for (; panel < whole_end; ++panel) {
+    const std::int64_t first = panel * kInt4PanelRows;
+    finish(panel, bias == nullptr ? nullptr : bias + first, output + first);
+  }
+  if (panel < panel_end) {
+    const std::int64_t first = panel * kInt4PanelRows;
+    const auto bytes = static_cast<std::size_t>(shape.n - first) * sizeof(Element);
+    Element bias_tail[kInt4PanelRows] = {}, output_tail[kInt4PanelRows];
+    if (bias != nullptr) std::memcpy(bias_tail, bias + first, bytes);
+    finish(panel, bias_tail, output_tail);
+    std::memcpy(output + first, output_tail, bytes);
   }
 }
 
@@ -108,21 +114,22 @@ template <typename MultiplyRow, typename MultiplyRows>
 void multiply_tiles(const LinearInt4Arguments& arguments, std::int64_t block_begin, std::int64_t block_end,
                     std::int64_t panel_begin, std::int64_t panel_end, MultiplyRow multiply_row,
                     MultiplyRows multiply_rows) {
-  constexpr std::int64_t kTileRows = 64, kTileValues = 2048;
+  constexpr std::int64_t kTileRows = 32, kTileValues = 4096;
   alignas(64) float values[kTileValues];
   const Int4Shape& shape = arguments.shape;
-  const std::int64_t interleaved = block_rows(arguments.rows);
+  const std::int64_t interleaved = block_rows(arguments.rows), panel_bytes = shape.panel_bytes();
+  const std::int64_t block_bytes = activation_block_bytes(shape, interleaved);
   const std::int64_t row_end = std::min(block_end * interleaved, arguments.rows);
   for (std::int64_t row = block_begin * interleaved; row < row_end; row += kTileRows) {
     const std::int64_t rows = std::min(kTileRows, row_end - row);
     const std::int64_t rows_of_blocks = (rows + interleaved - 1) / interleaved * interleaved;
     const std::int64_t panels_at_a_time = kTileValues / kInt4PanelRows / rows_of_blocks;
-    const std::byte* activations =
-        arguments.activations + row / interleaved * activation_block_bytes(shape, interleaved);
+    const std::byte* activations = arguments.activations + row / interleaved * block_bytes;
     for (std::int64_t panel = panel_begin; panel < panel_end; panel += panels_at_a_time) {
       const std::int64_t last = std::min(panel + panels_at_a_time, panel_end);
       const std::int64_t outputs = (last - panel) * kInt4PanelRows;
-      const Tile tile{shape, rows, outputs, activations, arguments.packed + panel * shape.panel_bytes(), values};
+      const Tile tile{
+          shape, rows, outputs, block_bytes, panel_bytes, activations, arguments.packed + panel * panel_bytes, values};
       if (interleaved == 1) {
         multiply_row(tile);
       } else {

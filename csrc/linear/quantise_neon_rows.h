@@ -2,42 +2,92 @@
 // The range of a row and its conversion to int8, by NEON.
 #pragma once
 
+#include <type_traits>
+
 #include "linear/neon_elements.h"
 #include "linear/quantise_rows.h"
 
 namespace vllm_arm {
 namespace {
 
+// Bits of floating-point numbers are ordered as the numbers are where these are positive, read as signed integers, and
+// the other way round where they are negative, read as unsigned ones. NaN is beyond infinity.
+struct BitRange16 {
+  int16x8_t largest = vdupq_n_s16(0);
+  uint16x8_t smallest = vdupq_n_u16(0);
+
+  void take(const std::uint16_t* bits) {
+    const uint16x8_t eight = vld1q_u16(bits);
+    largest = vmaxq_s16(largest, vreinterpretq_s16_u16(eight));
+    smallest = vmaxq_u16(smallest, eight);
+  }
+  void join(const BitRange16& other) {
+    largest = vmaxq_s16(largest, other.largest);
+    smallest = vmaxq_u16(smallest, other.smallest);
+  }
+  template <typename Element>
+  Range as(Element) const {
+    const std::uint16_t negative = vmaxvq_u16(smallest);
+    return {negative < 0x8000 ? 0.0F : to_float(Element{negative}),
+            to_float(Element{static_cast<std::uint16_t>(vmaxvq_s16(largest))})};
+  }
+};
+
+struct BitRange32 {
+  int32x4_t largest = vdupq_n_s32(0);
+  uint32x4_t smallest = vdupq_n_u32(0);
+
+  void take(const float* values) {
+    for (int i = 0; i < kLanes; i += 4) {
+      const uint32x4_t four = vreinterpretq_u32_f32(vld1q_f32(values + i));
+      largest = vmaxq_s32(largest, vreinterpretq_s32_u32(four));
+      smallest = vmaxq_u32(smallest, four);
+    }
+  }
+  void join(const BitRange32& other) {
+    largest = vmaxq_s32(largest, other.largest);
+    smallest = vmaxq_u32(smallest, other.smallest);
+  }
+  Range as(float) const {
+    const std::uint32_t negative = vmaxvq_u32(smallest);
+    return {negative < 0x80000000 ? 0.0F : bits_to_float(negative),
+            bits_to_float(static_cast<std::uint32_t>(vmaxvq_s32(largest)))};
+  }
+};
+
+[[maybe_unused]] const float* bits_of(const float* values) { return values; }
+[[maybe_unused]] const std::uint16_t* bits_of(const BFloat16* values) { return &values->bits; }
+[[maybe_unused]] const std::uint16_t* bits_of(const Float16* values) { return &values->bits; }
+
 template <typename Element>
 Range find_range(const Element* input, std::int64_t size) {
-  // FMIN and FMAX give NaN where either operand is one.
-  Float8 smallest{vdupq_n_f32(0), vdupq_n_f32(0)}, largest = smallest;
+  using BitRange = std::conditional_t<sizeof(Element) == 2, BitRange16, BitRange32>;
+  BitRange range, other;  // two, for each waits for itself
   std::int64_t i = 0;
-  const auto take = [&](Float8 x) {
-    smallest = {vminq_f32(smallest.low, x.low), vminq_f32(smallest.high, x.high)};
-    largest = {vmaxq_f32(largest.low, x.low), vmaxq_f32(largest.high, x.high)};
-  };
-  for (; i + kLanes <= size; i += kLanes) take(load(input + i));
+  for (; i + 2 * kLanes <= size; i += 2 * kLanes) {
+    range.take(bits_of(input + i));
+    other.take(bits_of(input + i + kLanes));
+  }
+  range.join(other);
+  for (; i + kLanes <= size; i += kLanes) range.take(bits_of(input + i));
   if (i < size) {
     Element tail[kLanes] = {};
     std::memcpy(tail, input + i, static_cast<std::size_t>(size - i) * sizeof(Element));
-    take(load(tail));
+    range.take(bits_of(tail));
   }
-  return {vminvq_f32(vminq_f32(smallest.low, smallest.high)), vmaxvq_f32(vmaxq_f32(largest.low, largest.high))};
-}
-
-int16x4_t to_integers(float32x4_t value, float inverse, int32x4_t zero_point) {
-  return vqmovn_s32(vqaddq_s32(vcvtnq_s32_f32(vmulq_n_f32(value, inverse)), zero_point));
+  return range.as(Element{});
 }
 
 // Eight codes lie together; the next eight begin `stride` bytes further.
 template <typename Element>
 void convert(const Element* input, std::int64_t size, const Mapping& mapping, std::int8_t* output,
              std::int64_t stride = kLanes) {
-  const int32x4_t zero_point = vdupq_n_s32(mapping.zero_point);
+  const int16x8_t zero_point = vdupq_n_s16(static_cast<std::int16_t>(mapping.zero_point));
+  const auto to_integers = [&](float32x4_t value) { return vcvtnq_s32_f32(vmulq_n_f32(value, mapping.inverse)); };
+  // What saturates on the way saturates at the end, for a zero point has eight bits.
   const auto convert_lanes = [&](Float8 x) {
-    return vqmovn_s16(vcombine_s16(to_integers(x.low, mapping.inverse, zero_point),
-                                   to_integers(x.high, mapping.inverse, zero_point)));
+    const int16x8_t integers = vqmovn_high_s32(vqmovn_s32(to_integers(x.low)), to_integers(x.high));
+    return vqmovn_s16(vqaddq_s16(integers, zero_point));
   };
   std::int64_t i = 0;
   for (; i + kLanes <= size; i += kLanes, output += stride) vst1_s8(output, convert_lanes(load(input + i)));
