@@ -6,6 +6,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -128,11 +129,12 @@ def test_two_machines(expected: list[Answer], mark: str, tmp_path: Path) -> None
     with second_host() as host:
         variables = {**FORCED, **ray_variables(mark), "GLOO_SOCKET_IFNAME": host.interface}
         address = f"{host.our_address}:{free_port()}"
-        folder = Path("/tmp", f"vllm-arm-ray-{mark}")  # short, for there are sockets in it
         first = (ray, "start", "--head", "--node-ip-address", host.our_address, "--port", address.split(":")[1])
         second = host.command(ray, "start", "--address", address, "--node-ip-address", host.address)
         with (
-            ray_node((*first, "--temp-dir", str(folder)), tmp_path / "first.log", variables),
+            # A short path, for there are sockets in it.
+            tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder,
+            ray_node((*first, "--temp-dir", folder), tmp_path / "first.log", variables),
             ray_node(second, tmp_path / "second.log", variables),
         ):
             variables |= {"RAY_ADDRESS": address, "VLLM_HOST_IP": host.our_address}
