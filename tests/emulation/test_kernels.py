@@ -68,6 +68,22 @@ def test_ops_from_python(arm_server: ArmRoot) -> None:
     assert "failed" not in done.stdout
 
 
+def test_collectives_between_processes(arm_server: ArmRoot) -> None:
+    """Ranks share memory and wait for each other: QEMU runs each on a core of the host."""
+    done = arm_server.run(
+        [
+            *("python3.13", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib"),
+            *("-k", "(same_bits and 2) or ring or (random_order and 700) or (killed and 5) or silence"),
+            *(f"{GUEST_TESTS}/collectives/test_operations.py", f"{GUEST_TESTS}/collectives/test_failures.py"),
+        ],
+        cpu="v2",
+        cwd="/opt/project",
+        timeout=900,
+    )
+    assert "5 passed" in done.stdout
+    assert "failed" not in done.stdout
+
+
 @pytest.mark.parametrize("name", CPU_MODELS)
 def test_doctor(arm_server: ArmRoot, name: str) -> None:
     model = CPU_MODELS[name]
