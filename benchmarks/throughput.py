@@ -100,7 +100,8 @@ def offline(
             requests,
         )
         available = step_table.steps(quantise=not is_quantised(workload.model, engine_arguments))
-        chosen = step_table.select(available, None if names is None else names.split(","))
+        picked = None if names is None else names.split(",")
+        chosen = step_table.select(available, picked, is_arm=host.is_arm())
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     if not report.can_plot():

@@ -58,13 +58,14 @@ def steps(switches: Iterable[str] | None = None, *, quantise: bool = True) -> li
     return [*found, *_QUANTISED] if quantise else found
 
 
-def select(available: list[Step], names: Iterable[str] | None) -> list[Step]:
-    """The steps that ``names`` picks (None: all), in their own order.
+def select(available: list[Step], names: Iterable[str] | None, *, is_arm: bool) -> list[Step]:
+    """The steps that ``names`` picks, in their own order; None: all, without int4 where ``is_arm`` is false.
 
-    Each still has the switches of every step before it. Raises ``ValueError`` on a name that there is not.
+    There its kernel is the portable one, which is made to be right and not to be fast. Each still has the switches of
+    every step before it. Raises ``ValueError`` on a name that there is not.
     """
     if names is None:
-        return available
+        return [step for step in available if is_arm or step.name != "int4"]
     wanted = list(names)
     known = [step.name for step in available]
     unknown = [name for name in wanted if name not in known]
