@@ -100,10 +100,16 @@ def mapped_libraries() -> list[set[str]]:
     return found
 
 
-def test_greedy_tokens_are_those_of_this_machine(arm_server: ArmRoot, tmp_path: Path) -> None:
-    with Server(TRAINED_MODEL, tmp_path / "native.log", arguments=EAGER, environment=FORCED) as native:
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> list[Answer]:
+    """What this machine answers."""
+    log = tmp_path_factory.mktemp("native") / "server.log"
+    with Server(TRAINED_MODEL, log, arguments=EAGER, environment=FORCED) as native:
         native.wait_until_ready(READY_SECONDS)
-        expected = greedy_answers(native.url, str(TRAINED_MODEL), timeout=120)
+        return greedy_answers(native.url, str(TRAINED_MODEL), timeout=120)
+
+
+def test_greedy_tokens_are_those_of_this_machine(arm_server: ArmRoot, expected: list[Answer], tmp_path: Path) -> None:
     with emulated_server(arm_server, tmp_path / "emulated.log", cpu="v2") as url:
         libraries = mapped_libraries()
         actual = greedy_answers(url, GUEST_MODEL, timeout=900)
@@ -120,5 +126,19 @@ def test_greedy_tokens_are_those_of_this_machine(arm_server: ArmRoot, tmp_path: 
         assert len(runtimes) == 1, runtimes
         assert "torch" not in runtimes.pop(), "the one with LSE atomics"
 
+    compared, different = compare(expected, actual)
+    print(f"{different} of {compared} tokens differ, each at a near tie")
+
+
+def test_bfloat16_is_served_without_its_instructions(
+    arm_server: ArmRoot, expected: list[Answer], tmp_path: Path
+) -> None:
+    """On a Neoverse N1, where most of vLLM's own operators are illegal instructions."""
+    with emulated_server(arm_server, tmp_path / "emulated.log", cpu="n1") as url:
+        actual = greedy_answers(url, GUEST_MODEL, timeout=900)
+
+    log = (tmp_path / "emulated.log").read_text()
+    assert "attention runs on vllm-arm's neon kernel" in log
+    assert "linear layers in bfloat16: vllm_arm, panel_linear neon" in log
     compared, different = compare(expected, actual)
     print(f"{different} of {compared} tokens differ, each at a near tie")
