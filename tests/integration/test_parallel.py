@@ -4,6 +4,7 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -92,7 +93,8 @@ def test_two_hosts(expected: list[Answer], tmp_path: Path) -> None:
         master = ("--nnodes", "2", "--master-addr", host.our_address, "--master-port", str(free_port()))
         arguments = (*EAGER, *EXACT, "--tensor-parallel-size", "2", *master)
         variables = {"GLOO_SOCKET_IFNAME": host.interface}
-        command = ("vllm", "serve", str(TRAINED_MODEL), *arguments, "--headless", "--node-rank", "1")
+        vllm = str(Path(sys.executable).with_name("vllm"))
+        command = (vllm, "serve", str(TRAINED_MODEL), *arguments, "--headless", "--node-rank", "1")
         log = tmp_path / "second.log"
         with log.open("wb") as output:
             second = subprocess.Popen(
