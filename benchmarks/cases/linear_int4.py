@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear layers with int4 weights and activations quantised to int8 on the way; activations and results are bf16."""
+"""Linear layers with int4 weights and activations quantised to int8 on the way.
+
+Activations and results are bf16; of vLLM's op also fp32, as in the reference figures.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ TOLERANCE = 0.03
 
 @dataclass(frozen=True)
 class Inputs:
-    """``x`` is bf16 ``[tokens, k]``, ``codes`` int8 ``[n, k]`` from -8 to 7, ``scales`` fp32 ``[n, groups]``."""
+    """``x`` is bf16 or fp32 ``[tokens, k]``, ``codes`` int8 ``[n, k]``, -8 to 7, ``scales`` fp32 ``[n, groups]``."""
 
     x: torch.Tensor
     codes: torch.Tensor
@@ -65,16 +68,27 @@ def upstream(inputs: Inputs) -> Call:
     return Call(run=run, output=lambda: results[0])
 
 
-def _case(name: str, words: str, tokens: int, n: int, k: int, group_size: int | None = None) -> Case:
+_BOTH = (Implementation("vllm_arm", ours, operation="linear_int4"), Implementation("upstream", upstream))
+
+
+def _case(
+    name: str,
+    words: str,
+    tokens: int,
+    n: int,
+    k: int,
+    group_size: int | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    implementations: tuple[Implementation, ...] = _BOTH,
+) -> Case:
     groups = k // group_size if group_size else 1
 
     def inputs() -> Inputs:
         codes = torch.randint(-8, 8, (n, k), dtype=torch.int8)
-        return Inputs(torch.randn(tokens, k).bfloat16(), codes, torch.rand(n, groups).add(0.5).bfloat16().float())
+        return Inputs(torch.randn(tokens, k).to(dtype), codes, torch.rand(n, groups).add(0.5).bfloat16().float())
 
-    read = 2 * tokens * k + n * k // 2 + n * groups * (2 if group_size else 4)
-    work = Work(read, 2 * tokens * n, tokens * n * k, "int8")
-    implementations = (Implementation("vllm_arm", ours, operation="linear_int4"), Implementation("upstream", upstream))
+    read = dtype.itemsize * tokens * k + n * k // 2 + n * groups * (2 if group_size else 4)
+    work = Work(read, dtype.itemsize * tokens * n, tokens * n * k, "int8")
     of_groups = f", groups of {group_size}" if group_size else ""
     return Case("linear", f"int4_{name}", words + of_groups, work, TOLERANCE, inputs, reference, implementations)
 
@@ -84,5 +98,9 @@ _SQUARE = "a square of 512, an eighth of Llama-3.1-8B's o_proj each way, {} toke
 CASES = (
     *(_case(f"512_m{m}", _SQUARE.format(m), m, 512, 512) for m in (1, 16, 128)),
     *(_case(f"g32_512_m{m}", _SQUARE.format(m), m, 512, 512, 32) for m in (1, 16, 128)),
+    *(
+        _case(f"fp32_512_m{m}", _SQUARE.format(m), m, 512, 512, dtype=torch.float32, implementations=_BOTH[1:])
+        for m in (1, 16, 128)
+    ),
     _case("qwen_kv_m4", "Qwen2.5-7B's k_proj (512 x 3584), 4 tokens", 4, 512, 3584),
 )
