@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ops of linear layers on weights in panels.
 #include <algorithm>
-#include <new>
 #include <optional>
 
 #include "bindings/linear_arguments.h"
 #include "linear/panel_linear_table.h"
+#include "linear/thread_scratch.h"
 
 namespace {
 
@@ -20,6 +20,7 @@ using vllm_arm::PanelLinearKernel;
 using vllm_arm::PanelProduct;
 using vllm_arm::PanelRows;
 using vllm_arm::PanelType;
+using vllm_arm::thread_scratch;
 using vllm_arm::bindings::check_contiguous;
 using vllm_arm::bindings::check_cpu;
 using vllm_arm::bindings::check_type_like;
@@ -103,26 +104,6 @@ void unpack_panel_rows(Tensor output, Tensor packed, Tensor indices, std::int64_
   });
 }
 
-// Memory for packed rows, aligned to a cache line: one block for each thread that calls, grown as needed. It is bounded
-// by kLargestScratch, and cheaper than a tensor.
-char* thread_scratch(std::int64_t bytes) {
-  constexpr std::align_val_t kAlignment{64};
-  struct Block {
-    char* data = nullptr;
-    std::int64_t size = 0;
-    ~Block() { ::operator delete(data, kAlignment); }
-  };
-  thread_local Block block;
-  if (block.size < bytes) {
-    ::operator delete(block.data, kAlignment);
-    block.data = nullptr;
-    block.size = 0;
-    block.data = static_cast<char*>(::operator new(static_cast<std::size_t>(bytes), kAlignment));
-    block.size = bytes;
-  }
-  return block.data;
-}
-
 // What is the same for all rows of a product. Checks the tensors.
 PanelProduct make_product(const char* op, const Tensor& output, const Tensor& input, const Tensor& packed,
                           const std::optional<Tensor>& bias, PanelType type) {
@@ -191,7 +172,7 @@ void panel_linear(Tensor output, Tensor input, Tensor packed, std::optional<Tens
   if (input.size(0) == 0) return;
   const std::int64_t block_bytes = kernel().format(type).block_bytes(type, product.k);
   const std::int64_t blocks = blocks_in_scratch(input.size(0), block_bytes);
-  char* packed_rows = thread_scratch(blocks * block_bytes);
+  auto* packed_rows = static_cast<char*>(thread_scratch(static_cast<std::size_t>(blocks * block_bytes)));
   multiply_all(product, output, input, blocks, packed_rows,
                [&](const char* first, std::int64_t rows, std::int64_t begin, std::int64_t end) {
                  kernel().pack_rows(PanelRows{first, packed_rows, rows, product.k, type}, begin, end);
@@ -216,7 +197,7 @@ void panel_linear_int8(Tensor output, Tensor input, Tensor packed, Tensor weight
   const std::int64_t block_bytes = kernel().format(PanelType::int8).block_bytes(PanelType::int8, k);
   const std::int64_t blocks = blocks_in_scratch(input.size(0), 2 * block_bytes);
   const std::int64_t rows = blocks * kBlockRows;
-  char* packed_rows = thread_scratch(2 * blocks * block_bytes + 8 * rows);
+  auto* packed_rows = static_cast<char*>(thread_scratch(static_cast<std::size_t>(2 * blocks * block_bytes + 8 * rows)));
   quantising.output = reinterpret_cast<std::int8_t*>(packed_rows + blocks * block_bytes);
   quantising.scales = reinterpret_cast<float*>(packed_rows + 2 * blocks * block_bytes);
   if (weight_sums) quantising.zero_points = reinterpret_cast<std::int32_t*>(quantising.scales + rows);

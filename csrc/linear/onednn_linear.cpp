@@ -5,11 +5,11 @@
 #include <bit>
 #include <cstdlib>
 #include <map>
-#include <new>
 #include <stdexcept>
 #include <string_view>
 #include <vector>
 
+#include "linear/thread_scratch.h"
 #include "oneapi/dnnl/dnnl.hpp"
 
 namespace vllm_arm {
@@ -26,25 +26,6 @@ const dnnl::engine& cpu_engine() {
 dnnl::stream& thread_stream() {
   thread_local dnnl::stream stream(cpu_engine());
   return stream;
-}
-
-// Memory that a product needs while it runs: one block for each thread that calls, grown as needed.
-void* thread_scratch(std::size_t bytes) {
-  constexpr std::align_val_t kAlignment{64};
-  struct Block {
-    void* data = nullptr;
-    std::size_t size = 0;
-    ~Block() { ::operator delete(data, kAlignment); }
-  };
-  thread_local Block block;
-  if (block.size < bytes) {
-    ::operator delete(block.data, kAlignment);
-    block.data = nullptr;
-    block.size = 0;
-    block.data = ::operator new(bytes, kAlignment);
-    block.size = bytes;
-  }
-  return block.data;
 }
 
 memory::data_type element_type(ScalarType type) {
