@@ -11,6 +11,7 @@
 #include "element_types.h"
 #include "guarded_buffer.h"
 #include "linear/linear_int4_table.h"
+#include "runnable_variants.h"
 
 #if defined(__aarch64__)
 #include <kai/ukernels/matmul/pack/kai_rhs_pack_nxk_qsi4c32p_qsu4c32s1s0.h>
@@ -22,6 +23,7 @@ using vllm_arm::Float16;
 using vllm_arm::Int4Shape;
 using vllm_arm::LinearInt4Arguments;
 using vllm_arm::LinearInt4Kernel;
+using vllm_arm::tests::for_each_runnable_variant;
 using vllm_arm::tests::GuardedBuffer;
 using vllm_arm::tests::kType;
 
@@ -35,15 +37,6 @@ template <>
 constexpr double kHalfUlp<Float16> = 1.0 / (1 << 11);
 
 constexpr unsigned char kCanary = 0x5a;
-
-template <typename Run>
-void for_each_runnable_variant(Run run) {
-  for (const auto& variant : vllm_arm::kLinearInt4Table) {
-    if (!vllm_arm::missing_features(variant.isa, vllm_arm::host_features()).empty()) continue;
-    INFO(std::string(vllm_arm::isa_name(variant.isa)));
-    run(*variant.kernel);
-  }
-}
 
 struct Weight {
   Int4Shape shape;
@@ -193,23 +186,23 @@ void check_products(const LinearInt4Kernel& kernel) {
 }  // namespace
 
 TEST_CASE("linear_int4 multiplies what it quantised") {
-  for_each_runnable_variant([](const LinearInt4Kernel& kernel) {
-    check_products<float>(kernel);
-    check_products<BFloat16>(kernel);
-    check_products<Float16>(kernel);
+  for_each_runnable_variant(vllm_arm::kLinearInt4Table, [](const LinearInt4Kernel* kernel) {
+    check_products<float>(*kernel);
+    check_products<BFloat16>(*kernel);
+    check_products<Float16>(*kernel);
   });
 }
 
 TEST_CASE("linear_int4 multiplies more outputs than it computes together") {
-  for_each_runnable_variant([](const LinearInt4Kernel& kernel) {
+  for_each_runnable_variant(vllm_arm::kLinearInt4Table, [](const LinearInt4Kernel* kernel) {
     std::mt19937 random(19);
-    check_product<BFloat16>(kernel, {2060, 32, 32, false}, 1, true, random);
-    check_product<BFloat16>(kernel, {1030, 64, 32, true}, 6, true, random);
+    check_product<BFloat16>(*kernel, {2060, 32, 32, false}, 1, true, random);
+    check_product<BFloat16>(*kernel, {1030, 64, 32, true}, 6, true, random);
   });
 }
 
 TEST_CASE("linear_int4 sums exactly up to the most inputs") {
-  for_each_runnable_variant([](const LinearInt4Kernel& kernel) {
+  for_each_runnable_variant(vllm_arm::kLinearInt4Table, [](const LinearInt4Kernel* kernel) {
     for (const std::int64_t rows : {1, 5}) {
       const Int4Shape shape{9, vllm_arm::kInt4MaximumInputs, vllm_arm::kInt4MaximumInputs, false};
       std::mt19937 random(3);
@@ -218,7 +211,7 @@ TEST_CASE("linear_int4 sums exactly up to the most inputs") {
       vllm_arm::pack_int4(shape, weight.codes.data(), weight.scales.data(), nullptr, weight.packed.as<std::byte>(), 0,
                           shape.panels());
       const std::vector<float> input(static_cast<std::size_t>(rows * shape.k), 1.0F);
-      const auto result = run(kernel, weight, input, {});
+      const auto result = run(*kernel, weight, input, {});
       for (std::int64_t i = 0; i < rows * shape.n; ++i) {
         const double want = -8.0 * static_cast<double>(shape.k) * weight.scale(i % shape.n, 0);
         REQUIRE(static_cast<double>(result.output[i]) == doctest::Approx(want).epsilon(1e-6));
@@ -228,7 +221,7 @@ TEST_CASE("linear_int4 sums exactly up to the most inputs") {
 }
 
 TEST_CASE("linear_int4 shows what is not finite in its own row") {
-  for_each_runnable_variant([](const LinearInt4Kernel& kernel) {
+  for_each_runnable_variant(vllm_arm::kLinearInt4Table, [](const LinearInt4Kernel* kernel) {
     constexpr float kInfinity = std::numeric_limits<float>::infinity();
     std::mt19937 random(5);
     for (const std::int64_t group_size : {32, 64}) {
@@ -238,11 +231,11 @@ TEST_CASE("linear_int4 shows what is not finite in its own row") {
           for (const std::int64_t rows : {1, 6}) {
             auto input = random_elements<float>(rows * 64, random);
             input[(rows / 2) * 64 + 63] = value;
-            const auto output = run(kernel, weight, input, {}).output;
+            const auto output = run(*kernel, weight, input, {}).output;
             for (std::int64_t i = 0; i < rows * 11; ++i) CHECK(std::isnan(output[i]) == (i / 11 == rows / 2));
           }
         }
-        const auto output = run(kernel, weight, std::vector<float>(2 * 64, 0.0F), {}).output;
+        const auto output = run(*kernel, weight, std::vector<float>(2 * 64, 0.0F), {}).output;
         for (const float value : output) CHECK(value == 0.0F);
       }
     }

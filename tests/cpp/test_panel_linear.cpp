@@ -13,6 +13,7 @@
 #include "guarded_buffer.h"
 #include "linear/panel_linear_table.h"
 #include "linear/quantise_table.h"
+#include "runnable_variants.h"
 
 using vllm_arm::BFloat16;
 using vllm_arm::Float16;
@@ -20,6 +21,7 @@ using vllm_arm::PanelLinearKernel;
 using vllm_arm::PanelProduct;
 using vllm_arm::PanelType;
 using vllm_arm::ScalarType;
+using vllm_arm::tests::for_each_runnable_variant;
 using vllm_arm::tests::GuardedBuffer;
 using vllm_arm::tests::kType;
 
@@ -47,15 +49,6 @@ template <>
 constexpr double kHalfUlp<BFloat16> = 1.0 / (1 << 8);
 template <>
 constexpr double kHalfUlp<Float16> = 1.0 / (1 << 11);
-
-template <typename Run>
-void for_each_runnable_variant(Run run) {
-  for (const auto& variant : vllm_arm::kPanelLinearTable) {
-    if (!vllm_arm::missing_features(variant.isa, vllm_arm::host_features()).empty()) continue;
-    INFO(std::string(vllm_arm::isa_name(variant.isa)));
-    run(variant.kernel);
-  }
-}
 
 template <typename Element>
 std::vector<Element> random_elements(std::int64_t count, std::mt19937& random) {
@@ -237,7 +230,7 @@ void check_unpacking(const PanelLinearKernel& kernel, const Shape& shape, const 
 }  // namespace
 
 TEST_CASE("panel_linear sums in fp32 and rounds once") {
-  for_each_runnable_variant([](const PanelLinearKernel& kernel) {
+  for_each_runnable_variant(vllm_arm::kPanelLinearTable, [](const PanelLinearKernel& kernel) {
     std::mt19937 random(1);
     for (const Shape& shape : kShapes) {
       for (const bool has_bias : {true, false}) {
@@ -249,7 +242,7 @@ TEST_CASE("panel_linear sums in fp32 and rounds once") {
 }
 
 TEST_CASE("panel_linear sums int8 exactly") {
-  for_each_runnable_variant([](const PanelLinearKernel& kernel) {
+  for_each_runnable_variant(vllm_arm::kPanelLinearTable, [](const PanelLinearKernel& kernel) {
     std::mt19937 random(2);
     for (const Shape& shape : kShapes) {
       for (const bool has_bias : {true, false}) {
@@ -265,7 +258,7 @@ TEST_CASE("panel_linear sums int8 exactly") {
 }
 
 TEST_CASE("panel_linear shows what is not finite in its row and its output alone") {
-  for_each_runnable_variant([](const PanelLinearKernel& kernel) {
+  for_each_runnable_variant(vllm_arm::kPanelLinearTable, [](const PanelLinearKernel& kernel) {
     for (const float value : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
       check_not_finite<BFloat16>(kernel, value);
       check_not_finite<Float16>(kernel, value);
@@ -274,7 +267,7 @@ TEST_CASE("panel_linear shows what is not finite in its row and its output alone
 }
 
 TEST_CASE("panel_linear shows a row without a scale") {
-  for_each_runnable_variant([](const PanelLinearKernel& kernel) {
+  for_each_runnable_variant(vllm_arm::kPanelLinearTable, [](const PanelLinearKernel& kernel) {
     const Shape shape{3, 13, 5};
     const std::vector<float> scales{1.0F, std::numeric_limits<float>::quiet_NaN(), 1.0F}, weight_scales(13, 1.0F);
     PanelProduct product{};
@@ -287,7 +280,7 @@ TEST_CASE("panel_linear shows a row without a scale") {
 }
 
 TEST_CASE("rows that are quantised as they are packed are those of quantise") {
-  for_each_runnable_variant([](const PanelLinearKernel& kernel) {
+  for_each_runnable_variant(vllm_arm::kPanelLinearTable, [](const PanelLinearKernel& kernel) {
     std::mt19937 random(4);
     for (const Shape& shape : kShapes) {
       auto rows = random_elements<BFloat16>(shape.rows * shape.k, random);
@@ -329,7 +322,7 @@ TEST_CASE("rows that are quantised as they are packed are those of quantise") {
 }
 
 TEST_CASE("a row of a weight in panels can be read back") {
-  for_each_runnable_variant([](const PanelLinearKernel& kernel) {
+  for_each_runnable_variant(vllm_arm::kPanelLinearTable, [](const PanelLinearKernel& kernel) {
     std::mt19937 random(3);
     for (const Shape& shape : kShapes) {
       check_unpacking(kernel, shape, random_elements<BFloat16>(shape.n * shape.k, random));

@@ -11,10 +11,12 @@
 #include "element_types.h"
 #include "linear/dequantise_table.h"
 #include "linear/quantise_table.h"
+#include "runnable_variants.h"
 
 using vllm_arm::BFloat16;
 using vllm_arm::Float16;
 using vllm_arm::ScalarType;
+using vllm_arm::tests::for_each_runnable_variant;
 using vllm_arm::tests::kType;
 
 namespace {
@@ -28,15 +30,6 @@ constexpr double kHalfUlp<Float16> = 1.0 / (1 << 11);
 
 constexpr std::int8_t kCanary = 0x5a;
 constexpr std::int64_t kSizes[] = {1, 7, 8, 9, 15, 16, 17, 33, 64, 1000};
-
-template <typename Table, typename Run>
-void for_each_runnable_variant(const Table& table, Run run) {
-  for (const auto& variant : table) {
-    if (!vllm_arm::missing_features(variant.isa, vllm_arm::host_features()).empty()) continue;
-    INFO(std::string(vllm_arm::isa_name(variant.isa)));
-    run(variant.kernel);
-  }
-}
 
 template <typename Element>
 std::vector<Element> random_elements(std::int64_t size, float offset, std::mt19937& random) {

@@ -9,11 +9,13 @@
 
 #include "collectives/reduce_sum_table.h"
 #include "isa/scalar_types.h"
+#include "runnable_variants.h"
 
 using vllm_arm::BFloat16;
 using vllm_arm::Float16;
 using vllm_arm::ReduceSumArguments;
 using vllm_arm::SumType;
+using vllm_arm::tests::for_each_runnable_variant;
 
 namespace {
 
@@ -79,19 +81,6 @@ void check(vllm_arm::ReduceSumKernel kernel, int source_count, std::int64_t coun
   REQUIRE(copy[count * sizeof(Element)] == std::byte{0x5a});
 }
 
-template <typename Run>
-void for_each_runnable_variant(Run run) {
-  int count = 0;
-  for (const auto& variant : vllm_arm::kReduceSumTable) {
-    if (!vllm_arm::missing_features(variant.isa, vllm_arm::host_features()).empty()) continue;
-    ++count;
-    const std::string name(vllm_arm::isa_name(variant.isa));
-    INFO("variant ", name);
-    run(variant.kernel);
-  }
-  CHECK(count >= 1);
-}
-
 template <typename Element>
 void check_sizes(vllm_arm::ReduceSumKernel kernel) {
   std::mt19937 random(3);
@@ -106,7 +95,7 @@ void check_sizes(vllm_arm::ReduceSumKernel kernel) {
 }  // namespace
 
 TEST_CASE("reduce_sum adds in order, in fp32, and rounds once") {
-  for_each_runnable_variant([](vllm_arm::ReduceSumKernel kernel) {
+  for_each_runnable_variant(vllm_arm::kReduceSumTable, [](vllm_arm::ReduceSumKernel kernel) {
     check_sizes<BFloat16>(kernel);
     check_sizes<Float16>(kernel);
     check_sizes<float>(kernel);
@@ -116,7 +105,7 @@ TEST_CASE("reduce_sum adds in order, in fp32, and rounds once") {
 }
 
 TEST_CASE("NaN stays one in a sum, and infinities that cancel become one") {
-  for_each_runnable_variant([](vllm_arm::ReduceSumKernel kernel) {
+  for_each_runnable_variant(vllm_arm::kReduceSumTable, [](vllm_arm::ReduceSumKernel kernel) {
     const float infinity = std::numeric_limits<float>::infinity();
     const float nan = std::numeric_limits<float>::quiet_NaN();
     for (const std::size_t count : {3, 40}) {

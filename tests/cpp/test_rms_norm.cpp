@@ -11,11 +11,13 @@
 
 #include "element_types.h"
 #include "norm/rms_norm_table.h"
+#include "runnable_variants.h"
 
 using vllm_arm::BFloat16;
 using vllm_arm::Float16;
 using vllm_arm::RmsNormArguments;
 using vllm_arm::ScalarType;
+using vllm_arm::tests::for_each_runnable_variant;
 using vllm_arm::tests::kType;
 
 namespace {
@@ -165,23 +167,10 @@ std::vector<float> normalise_one(vllm_arm::RmsNormKernel kernel, const std::vect
   return result;
 }
 
-template <typename Run>
-void for_each_runnable_variant(Run run) {
-  int count = 0;
-  for (const auto& variant : vllm_arm::kRmsNormTable) {
-    if (!vllm_arm::missing_features(variant.isa, vllm_arm::host_features()).empty()) continue;
-    ++count;
-    const std::string name(vllm_arm::isa_name(variant.isa));
-    INFO("variant ", name);
-    run(variant.kernel);
-  }
-  CHECK(count >= 1);
-}
-
 }  // namespace
 
 TEST_CASE("rms_norm agrees with float64") {
-  for_each_runnable_variant([](vllm_arm::RmsNormKernel kernel) {
+  for_each_runnable_variant(vllm_arm::kRmsNormTable, [](vllm_arm::RmsNormKernel kernel) {
     check_shapes<BFloat16, BFloat16>(kernel);
     check_shapes<BFloat16, float>(kernel);
     check_shapes<Float16, Float16>(kernel);
@@ -190,7 +179,7 @@ TEST_CASE("rms_norm agrees with float64") {
 }
 
 TEST_CASE("NaN stays visible, and zeros stay zeros") {
-  for_each_runnable_variant([](vllm_arm::RmsNormKernel kernel) {
+  for_each_runnable_variant(vllm_arm::kRmsNormTable, [](vllm_arm::RmsNormKernel kernel) {
     for (const std::size_t size : {3, 8, 21}) {
       std::vector<float> values(size, 1.0F);
       values[size - 1] = std::numeric_limits<float>::quiet_NaN();
@@ -207,7 +196,7 @@ TEST_CASE("NaN stays visible, and zeros stay zeros") {
 }
 
 TEST_CASE("a NaN in a float32 weight stays one in bf16, whatever its payload") {
-  for_each_runnable_variant([](vllm_arm::RmsNormKernel kernel) {
+  for_each_runnable_variant(vllm_arm::kRmsNormTable, [](vllm_arm::RmsNormKernel kernel) {
     for (const std::uint32_t bits : {0x7fffffffU, 0xffffffffU, 0x7f800001U}) {
       Tensor<BFloat16> input({1, 1, 19, 0});
       fill(input, [] { return 1.0F; });
@@ -226,7 +215,7 @@ TEST_CASE("a NaN in a float32 weight stays one in bf16, whatever its payload") {
 }
 
 TEST_CASE("large and small magnitudes do not overflow before fp32 does") {
-  for_each_runnable_variant([](vllm_arm::RmsNormKernel kernel) {
+  for_each_runnable_variant(vllm_arm::kRmsNormTable, [](vllm_arm::RmsNormKernel kernel) {
     for (const float value : normalise_one<BFloat16>(kernel, std::vector<float>(24, 1e18F))) {
       CHECK(value == doctest::Approx(1.0F));
     }
