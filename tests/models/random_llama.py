@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
 
 TINY_LLAMA = Path(__file__).parent / "tiny-llama"
 
@@ -50,6 +50,14 @@ def make_random_llama(directory: Path | str, parameters: str = "100M") -> Path:
         pad_token_id=tiny.pad_token_id,
         dtype=torch.bfloat16,
     )
+    return write_random_model(config, directory)
+
+
+def write_random_model(config: PretrainedConfig, directory: Path) -> Path:
+    """Write the model of `config` with random bfloat16 weights to `directory`; return that.
+
+    The tokenizer and the chat template are the tiny model's. Equal arguments give equal files.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]

@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write a tiny Mixtral with random weights, for tests of expert parallelism."""
 
-import shutil
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
+from transformers import LlamaConfig, MixtralConfig
 
-TINY_LLAMA = Path(__file__).parent / "tiny-llama"
+from tests.models.random_llama import TINY_LLAMA, write_random_model
+
 EXPERTS = 4
-
-_SEED = 100
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 def make_random_mixtral(directory: Path) -> Path:
@@ -39,12 +36,4 @@ def make_random_mixtral(directory: Path) -> Path:
         pad_token_id=tiny.pad_token_id,
         dtype=torch.bfloat16,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_SEED)
-        model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, dtype=torch.bfloat16
-        )
-    model.save_pretrained(directory)
-    for name in _TOKENIZER_FILES:
-        shutil.copyfile(TINY_LLAMA / name, directory / name)
-    return directory
+    return write_random_model(config, directory)
