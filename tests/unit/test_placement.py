@@ -103,8 +103,7 @@ def test_every_thread_moves(keep_affinity: None, caplog: pytest.LogCaptureFixtur
     finally:
         stop.set()
         thread.join()
-        for task in os.listdir("/proc/self/task"):
-            os.sched_setaffinity(int(task), allowed)
+        assert placement.move_process(sorted(allowed), "the test")
 
 
 def test_a_child_starts_on_its_cpus_and_the_parent_stays() -> None:
