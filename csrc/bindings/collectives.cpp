@@ -135,7 +135,9 @@ void collective_connect(std::int64_t handle, std::vector<std::string> addresses)
 
 // Every rank has connected, or has given up.
 void collective_seal(std::int64_t handle) {
-  entry_of("open_communicator", handle)->segments.front().close_descriptor();
+  const std::shared_ptr<Entry> entry = entry_of("open_communicator", handle);
+  entry->segments.front().close_descriptor();
+  entry->communicator->tune(30);
 }
 
 void collective_close(std::int64_t handle) {

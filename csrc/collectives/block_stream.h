@@ -29,7 +29,7 @@ class BlockWriter {
     return ring_.block(next_);
   }
   void publish(Fingerprint fingerprint) {
-    order_streamed_stores();
+    order_stores();
     ring_.flag(next_).store(flag_of(next_, fingerprint), std::memory_order_release);
     ++next_;
   }

@@ -19,6 +19,13 @@ namespace vllm_arm {
 // has.
 using RunLanes = std::function<void(int count, const std::function<void(int)>& lane)>;
 
+// What depends on the way between the ranks' cores; results do not depend on it.
+struct Tuning {
+  Stores stores = kHasStreamedStores ? Stores::streamed : Stores::cached;
+  // Messages of more bytes go by blocks, which take another trip between cores, and less work for each byte.
+  std::int64_t most_by_lines = 8 << 10;
+};
+
 class Communicator {
  public:
   // `segments` are the ranks' segments, of zeros at first, as this process sees them, laid out by `layout`.
@@ -43,6 +50,12 @@ class Communicator {
   void send(const void* data, std::int64_t bytes, int destination);
   void receive(void* data, std::int64_t bytes, int source);
   void barrier();
+  // Measures what is fastest between these ranks, in so many turns, and keeps to it. An operation like the others: all
+  // take part. all_reduce does it again from time to time, for the CPUs of a virtual machine move.
+  void tune(int turns);
+  Tuning tuning() const { return tuning_; }
+  // The same on every rank, between operations.
+  void set_tuning(Tuning tuning) { tuning_ = tuning; }
   // Tells the others that this rank takes part no more.
   void close();
 
@@ -58,6 +71,9 @@ class Communicator {
 
   template <typename Run>
   void in_lanes(std::int64_t bytes, const Run& run);
+  template <typename Value>
+  void choose(Value& setting, std::array<Value, 2> values, std::int64_t bytes, int turns);
+  bool is_small(std::int64_t written, std::int64_t read) const;
   template <typename Visit>
   void for_each_peer(const Visit& visit) const;
   void sum(const void* const* sources, void* output, void* copy, std::int64_t bytes, SumType type) const;
@@ -78,6 +94,10 @@ class Communicator {
   Layout layout_;
   ReduceSumKernel reduce_sum_;
   RunLanes run_lanes_;
+  Tuning tuning_;
+  struct {
+    std::int64_t calls = 0, bytes = 0;
+  } since_tuning_;  // of all_reduce
   LineWriter<> line_writer_;
   std::vector<LineReader<>> line_readers_;  // one for each rank, that of this rank unused
   std::vector<Lane> lanes_;

@@ -13,10 +13,15 @@ using Sources = std::array<const void*, kMaximumWorldSize>;
 // Large messages go in chunks of this, small enough for what is under way to stay in the cache.
 constexpr std::int64_t kChunkBytes = 256 << 10;
 
+// Until all_reduce tunes itself again, which takes half a millisecond.
+constexpr std::int64_t kMostCalls = 16 << 10;
+constexpr std::int64_t kMostBytes = 1 << 30;
+constexpr int kTurns = 5;
+
 }  // namespace
 
 void Communicator::sum(const void* const* sources, void* output, void* copy, std::int64_t bytes, SumType type) const {
-  reduce_sum_({sources, world_size(), output, copy, type}, 0, bytes / sum_type_size(type));
+  reduce_sum_({sources, world_size(), output, copy, type, tuning_.stores}, 0, bytes / sum_type_size(type));
 }
 
 void Communicator::all_reduce(void* data, std::int64_t count, SumType type) {
@@ -24,6 +29,8 @@ void Communicator::all_reduce(void* data, std::int64_t count, SumType type) {
   const std::uint64_t detail = static_cast<std::uint64_t>(bytes) * 8 + static_cast<std::uint64_t>(type);
   const Operation operation(group_, "all_reduce", OperationKind::all_reduce, detail);
   if (world_size() == 1 || bytes == 0) return;
+  since_tuning_.bytes += bytes;
+  if (++since_tuning_.calls > kMostCalls || since_tuning_.bytes > kMostBytes) tune(kTurns);
   auto* target = static_cast<std::byte*>(data);
   if (is_small(bytes, bytes * (world_size() - 1))) return all_reduce_small(operation, target, bytes, type);
   in_lanes(bytes, [&](int lane, int lanes) {
@@ -34,7 +41,7 @@ void Communicator::all_reduce(void* data, std::int64_t count, SumType type) {
 
 // Every rank reads what all others give, and adds it itself.
 void Communicator::all_reduce_small(const Operation& operation, std::byte* data, std::int64_t bytes, SumType type) {
-  line_writer_.write(data, bytes, operation.fingerprint, operation.waiter);
+  line_writer_.write(data, bytes, operation.fingerprint, tuning_.stores, operation.waiter);
   alignas(kCacheLine) std::byte batches[kMaximumWorldSize][kBatchBytes];
   Sources sources;
   for (int source = 0; source < world_size(); ++source) sources[source] = batches[source];
@@ -64,8 +71,8 @@ void Communicator::all_reduce_lane(const Operation& operation, Lane& lane, std::
       const Range own = part_of(given.size(), rank(), world_size());
       std::byte* block = lane.writer.begin(waiter);
       const std::byte* source = data + given.begin;
-      stream_bytes(block, source, own.begin);
-      stream_bytes(block + own.end, source + own.end, given.size() - own.end);
+      write_bytes(block, source, own.begin, tuning_.stores);
+      write_bytes(block + own.end, source + own.end, given.size() - own.end, tuning_.stores);
       lane.writer.publish(fingerprint);
     }
     if (const Range added = step >= 1 ? piece_of(bytes, step - 1, chunk) : Range{0, 0}; added.size() > 0) {
@@ -114,7 +121,7 @@ void Communicator::reduce_scatter_small(const Operation& operation, std::byte* o
     if (part == rank()) {
       own = input;
     } else if (sizes[part] > 0) {
-      line_writer_.write(input, sizes[part], operation.fingerprint, operation.waiter);
+      line_writer_.write(input, sizes[part], operation.fingerprint, tuning_.stores, operation.waiter);
     }
     input += sizes[part];
   }
@@ -164,7 +171,8 @@ void Communicator::reduce_scatter_lane(const Operation& operation, int number, i
       for_each_peer([&](int peer) {
         const Range stripe = part_of(sizes[peer], number, lanes);
         const Range given = piece_of(stripe.size(), step, piece);
-        stream_bytes(block + peer * piece, input + offsets[peer] + stripe.begin + given.begin, given.size());
+        write_bytes(block + peer * piece, input + offsets[peer] + stripe.begin + given.begin, given.size(),
+                    tuning_.stores);
       });
       lane.writer.publish(operation.fingerprint);
     }

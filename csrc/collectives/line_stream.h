@@ -55,8 +55,7 @@ constexpr bool is_flag_of(std::uint64_t flag, std::int64_t number) {
   return flag >> 16 == (static_cast<std::uint64_t>(number + 1) & 0xffffffffffff);
 }
 
-#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
-#define VLLM_ARM_WHOLE_LINE_STORES
+#if defined(VLLM_ARM_STREAMED_STORES)
 // A line by one non-temporal store of 64 bytes, data and flag: no order between stores is needed. See stores.h.
 __attribute__((target("avx512f"))) inline void write_whole_lines(std::span<Line> ring, std::int64_t first,
                                                                  std::int64_t count, const std::byte* source,
@@ -97,12 +96,15 @@ struct DirectMemory {
   static void store(SharedWord& word, std::uint64_t value) { word.store(value, kWrite); }
   // Writes lines [first, first + count) of the ring, in which the next `bytes` of the message are.
   static void write_lines(std::span<Line> ring, std::int64_t first, std::int64_t count, const std::byte* source,
-                          std::int64_t bytes, Fingerprint fingerprint) {
-#if defined(VLLM_ARM_WHOLE_LINE_STORES)
+                          std::int64_t bytes, Fingerprint fingerprint, [[maybe_unused]] Stores stores) {
+#if defined(VLLM_ARM_STREAMED_STORES)
     static const bool has_whole_line_stores = __builtin_cpu_supports("avx512f");
-    if (has_whole_line_stores) return write_whole_lines(ring, first, count, source, bytes, fingerprint);
+    if (stores == Stores::streamed && has_whole_line_stores) {
+      return write_whole_lines(ring, first, count, source, bytes, fingerprint);
+    }
 #endif
     for (std::int64_t i = 0; i < count; ++i) {
+      prefetch_to_write(line_of(ring, first + kBatchLines + i).payload);
       const std::int64_t size = std::min(Line::kPayload, bytes - i * Line::kPayload);
       std::byte* payload = line_of(ring, first + i).payload;
       // The usual size is a constant, so that the copy is a few instructions.
@@ -162,13 +164,13 @@ class LineWriter {
 
   // Writes `bytes` from `data`, in lines_of(bytes) lines, which must be fewer than the ring's.
   template <typename Waiter>
-  void write(const void* data, std::int64_t bytes, Fingerprint fingerprint, const Waiter& waiter) {
+  void write(const void* data, std::int64_t bytes, Fingerprint fingerprint, Stores stores, const Waiter& waiter) {
     const auto* source = static_cast<const std::byte*>(data);
     const std::int64_t end = next_ + lines_of(bytes);
     while (next_ < end) {
       const std::int64_t count = std::min(kBatchLines, end - next_);
       room_.wait(next_ + count, waiter);
-      Memory::write_lines(ring_, next_, count, source, bytes, fingerprint);
+      Memory::write_lines(ring_, next_, count, source, bytes, fingerprint, stores);
       source += count * Line::kPayload;
       bytes -= count * Line::kPayload;
       next_ += count;

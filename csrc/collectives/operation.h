@@ -59,12 +59,10 @@ inline void copy_bytes(void* destination, const void* source, std::int64_t bytes
   if (bytes > 0 && destination != source) std::memcpy(destination, source, static_cast<std::size_t>(bytes));
 }
 
-// Whether messages go by lines: `written` bytes by this rank, `read` bytes from all others. Blocks take another trip
-// between cores, and less work for each byte: measured on x86, they are ahead above 8 KiB.
-inline bool is_small(std::int64_t written, std::int64_t read) {
-  constexpr std::int64_t kMostWritten = 8 << 10;
+// Whether messages go by lines: `written` bytes by this rank, `read` bytes from all others.
+inline bool Communicator::is_small(std::int64_t written, std::int64_t read) const {
   constexpr std::int64_t kMostRead = 32 << 10;
-  return written <= kMostWritten && read <= kMostRead;
+  return written <= tuning_.most_by_lines && read <= kMostRead;
 }
 
 // Visits the other ranks, beginning after this one, so that not all look at the same at the same time.

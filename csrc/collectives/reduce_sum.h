@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "collectives/stores.h"
+
 namespace vllm_arm {
 
 enum class SumType : std::uint8_t { bfloat16, float16, float32, int32, int64 };
@@ -27,6 +29,7 @@ struct ReduceSumArguments {
   void* output;
   void* copy;  // receives the same as `output`, for another core to read; null, or aligned to a cache line
   SumType type;
+  Stores copy_stores = Stores::cached;  // how `copy` is written
 };
 
 // Sums elements [begin, end).

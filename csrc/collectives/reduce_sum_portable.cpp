@@ -75,7 +75,9 @@ void sum_lines(const ReduceSumArguments& arguments, std::int64_t begin, std::int
     alignas(kCacheLine) std::byte rounded[kCacheLine];
     line.round(rounded);
     std::memcpy(static_cast<std::byte*>(arguments.output) + i * kSize, rounded, sizeof rounded);
-    if (arguments.copy != nullptr) stream_line(static_cast<std::byte*>(arguments.copy) + i * kSize, rounded);
+    if (arguments.copy != nullptr) {
+      write_line(static_cast<std::byte*>(arguments.copy) + i * kSize, rounded, arguments.copy_stores);
+    }
   }
   for (; i < end; ++i) sum_elements<typename Line::Element, 1>(arguments, i);
 }

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <string>
+#include <thread>
 
 #include "collectives_ranks.h"
 
@@ -14,7 +15,9 @@ using vllm_arm::BFloat16;
 using vllm_arm::CollectiveError;
 using vllm_arm::Communicator;
 using vllm_arm::Layout;
+using vllm_arm::Stores;
 using vllm_arm::SumType;
+using vllm_arm::Tuning;
 
 namespace {
 
@@ -34,18 +37,35 @@ std::string error_of(Body body) {
 }  // namespace
 
 TEST_CASE("random operations of any number of ranks give the right bits") {
+  constexpr Tuning kTunings[] = {{Stores::cached, 4 << 10}, {Stores::streamed, 8 << 10}};
   for (const int world_size : {1, 2, 3, 4, 5, 8}) {
     for (const int lanes : {1, 3}) {
       std::atomic<int> wrong = 0;
       run_ranks(world_size, kSmallSegment, lanes, kTimeout, [&](Communicator& communicator) {
         RandomOperations operations(communicator, static_cast<std::uint32_t>(17 * world_size + lanes), 1 << 19);
-        for (int i = 0; i < 60; ++i) {
+        for (int i = 0; i < 80; ++i) {
+          if (i % 20 == 0) communicator.set_tuning(kTunings[i / 20 % 2]);
           if (!operations.next()) ++wrong;
         }
       });
       CHECK_MESSAGE(wrong == 0, world_size, " ranks, ", lanes, " lanes");
     }
   }
+}
+
+TEST_CASE("ranks tune themselves alike, after many operations too") {
+  Tuning chosen[2];
+  run_ranks(2, kSmallSegment, 1, kTimeout, [&](Communicator& communicator) {
+    communicator.set_tuning({Stores::cached, 0});
+    for (int i = 0; i < 20000; ++i) {
+      std::int64_t value = 1;
+      communicator.all_reduce(&value, 1, SumType::int64);
+    }
+    chosen[communicator.rank()] = communicator.tuning();
+  });
+  CHECK(chosen[0].stores == chosen[1].stores);
+  CHECK(chosen[0].most_by_lines == chosen[1].most_by_lines);
+  if (std::thread::hardware_concurrency() >= 2) CHECK(chosen[0].most_by_lines > 0);
 }
 
 TEST_CASE("the same bits for any number of lanes and any rank") {

@@ -132,7 +132,7 @@ struct SteppedMemory {
     word.store(value);
   }
   static void write_lines(std::span<Line> ring, std::int64_t first, std::int64_t count, const std::byte* source,
-                          std::int64_t bytes, Fingerprint fingerprint) {
+                          std::int64_t bytes, Fingerprint fingerprint, vllm_arm::Stores) {
     const auto write_flags = [&] {
       for (std::int64_t i = 0; i < count; ++i) {
         store(vllm_arm::line_of(ring, first + i).flag, vllm_arm::flag_of(first + i, fingerprint));
@@ -201,7 +201,7 @@ void run_rank(World& world, Ends<Memory>& ends, std::span<const Step> steps, int
     const auto value = [&](int source) { return static_cast<std::byte>(1 + source + 16 * static_cast<int>(number)); };
     std::array<std::byte, 2 * Line::kPayload> data;
     data.fill(value(rank));
-    ends.writers[rank].write(data.data(), step.bytes, fingerprint, waiter);
+    ends.writers[rank].write(data.data(), step.bytes, fingerprint, vllm_arm::Stores::cached, waiter);
     for (int peer = 0; peer < world.ranks(); ++peer) {
       if (peer == rank) continue;
       LineReader<Memory>& reader = ends.readers[rank][peer];

@@ -8,9 +8,10 @@ An operation that cannot be completed raises ``RuntimeError`` naming the rank th
 longer than ``VLLM_ARM_COLLECTIVE_TIMEOUT`` or called something else: on every rank, in that operation or in the next.
 Arguments that do not fit raise ``RuntimeError`` naming the argument. Tensors that are not contiguous are copied.
 
-Messages of up to 8 KiB go by cache lines that carry data and flag together; larger ones in blocks, by as many threads
-as the rank with the fewest has. Sums are in fp32, in the order of ranks, and rounded once: every rank has the same
-bits, whatever the number of threads.
+Messages of up to 4 or 8 KiB go by cache lines that carry data and flag together; larger ones in blocks, by as many
+threads as the rank with the fewest has. Which of the two sizes, and on x86 which kind of stores, is measured when a
+communicator is opened, and again from time to time: the CPUs of a virtual machine move. Sums are in fp32, in the order
+of ranks, and rounded once: every rank has the same bits, whatever the number of threads.
 """
 
 from collections.abc import Callable
@@ -75,8 +76,12 @@ def open_communicator(
             close(handle)
         first = next(each for each, reason in enumerate(failures) if reason)
         raise RuntimeError(f"open_communicator: rank {first}: {failures[first]}")
-    torch.ops.vllm_arm.collective_seal(handle)
     assert isinstance(handle, int)
+    try:
+        torch.ops.vllm_arm.collective_seal(handle)
+    except RuntimeError:
+        close(handle)
+        raise
     return handle
 
 
