@@ -22,18 +22,19 @@ from tests.models.perplexity import held_out_token_windows
 
 # Many short answers: after a different token, what follows cannot be compared.
 PROMPTS, PROMPT_TOKENS, TOKENS = 40, 16, 24
+PROMPTS_OF_TWO_RANKS = 12
 EMULATED_READY_SECONDS = 900
 GUEST_MODEL = f"{GUEST_TESTS}/models/tiny-llama"
 
 
-def greedy_answers(url: str, model: str, timeout: float) -> list[Answer]:
-    """The completions of the held-out prompts, asked for in one request so that they run as one batch."""
+def greedy_answers(url: str, model: str, timeout: float, prompts: int = PROMPTS) -> list[Answer]:
+    """The completions of the first held-out prompts, asked for in one request so that they run as one batch."""
     tokenizer = AutoTokenizer.from_pretrained(TRAINED_MODEL)
     response = httpx.post(
         f"{url}/v1/completions",
         json={
             "model": model,
-            "prompt": held_out_token_windows(tokenizer, PROMPTS, PROMPT_TOKENS),
+            "prompt": held_out_token_windows(tokenizer, prompts, PROMPT_TOKENS),
             "max_tokens": TOKENS,
             "temperature": 0,
             "logprobs": 2,
@@ -64,11 +65,11 @@ def wait_until_ready(url: str, is_running: Callable[[], bool], log: Path, timeou
 
 @contextmanager
 def emulated_server(
-    arm_server: ArmRoot, log: Path, cpu: str, command: Sequence[str] = ("vllm", "serve")
+    arm_server: ArmRoot, log: Path, cpu: str, command: Sequence[str] = ("vllm", "serve"), options: Sequence[str] = ()
 ) -> Iterator[str]:
     """``vllm serve`` in the guest; gives its address, which is on the host's loopback."""
     port = free_port()
-    arguments = ("--host", "127.0.0.1", "--port", str(port), *EAGER, "--max-num-batched-tokens", "1024")
+    arguments = ("--host", "127.0.0.1", "--port", str(port), *EAGER, "--max-num-batched-tokens", "1024", *options)
     with log.open("w") as output:
         process = arm_server.popen(
             [*command, GUEST_MODEL, *arguments],
@@ -141,4 +142,20 @@ def test_bfloat16_is_served_without_its_instructions(
     assert "attention runs on vllm-arm's neon kernel" in log
     assert "linear layers in bfloat16: vllm_arm, panel_linear neon" in log
     compared, different = compare(expected, actual)
+    print(f"{different} of {compared} tokens differ, each at a near tie")
+
+
+@pytest.mark.parametrize(
+    ("option", "group"),
+    [("--tensor-parallel-size", "tp"), ("--pipeline-parallel-size", "pp")],
+    ids=["tensor", "pipeline"],
+)
+def test_two_ranks_give_the_same_tokens(
+    arm_server: ArmRoot, expected: list[Answer], tmp_path: Path, option: str, group: str
+) -> None:
+    log = tmp_path / "emulated.log"
+    with emulated_server(arm_server, log, cpu="v2", options=(option, "2")) as url:
+        actual = greedy_answers(url, GUEST_MODEL, timeout=900, prompts=PROMPTS_OF_TWO_RANKS)
+    assert f"collectives of group {group}:0, 2 ranks: shared memory" in log.read_text()
+    compared, different = compare(expected[:PROMPTS_OF_TWO_RANKS], actual)
     print(f"{different} of {compared} tokens differ, each at a near tie")
