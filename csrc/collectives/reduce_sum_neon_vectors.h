@@ -107,11 +107,11 @@ void sum_vectors_of(const ReduceSumArguments& arguments, std::int64_t begin, std
       const Element* next = static_cast<const Element*>(arguments.sources[source]) + i;
       for (int v = 0; v < kVectors; ++v) sums[v] = Vector::add(sums[v], Vector::load(next + v * Vector::kElements));
     }
-    for (int v = 0; v < kVectors; ++v) {
-      const auto rounded = Vector::round(sums[v]);
-      Vector::store(output + i + v * Vector::kElements, rounded);
-      if (copy != nullptr) Vector::store(copy + i + v * Vector::kElements, rounded);
-    }
+    decltype(Vector::round(sums[0])) rounded[kVectors];
+    for (int v = 0; v < kVectors; ++v) rounded[v] = Vector::round(sums[v]);
+    for (int v = 0; v < kVectors; ++v) Vector::store(output + i + v * Vector::kElements, rounded[v]);
+    if (copy == nullptr) continue;
+    for (int v = 0; v < kVectors; ++v) Vector::store(copy + i + v * Vector::kElements, rounded[v]);
   }
   for (; i < end; ++i) sum_elements<Element, 1>(arguments, i);
 }
