@@ -25,16 +25,10 @@ using vllm_arm::LinearInt4Arguments;
 using vllm_arm::LinearInt4Kernel;
 using vllm_arm::tests::for_each_runnable_variant;
 using vllm_arm::tests::GuardedBuffer;
+using vllm_arm::tests::kHalfUlp;
 using vllm_arm::tests::kType;
 
 namespace {
-
-template <typename Element>
-constexpr double kHalfUlp = 1.0 / (1 << 24);
-template <>
-constexpr double kHalfUlp<BFloat16> = 1.0 / (1 << 8);
-template <>
-constexpr double kHalfUlp<Float16> = 1.0 / (1 << 11);
 
 constexpr unsigned char kCanary = 0x5a;
 

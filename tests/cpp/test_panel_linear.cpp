@@ -23,6 +23,7 @@ using vllm_arm::PanelType;
 using vllm_arm::ScalarType;
 using vllm_arm::tests::for_each_runnable_variant;
 using vllm_arm::tests::GuardedBuffer;
+using vllm_arm::tests::kHalfUlp;
 using vllm_arm::tests::kType;
 
 namespace {
@@ -42,13 +43,6 @@ template <>
 constexpr PanelType kPanelType<BFloat16> = PanelType::bfloat16;
 template <>
 constexpr PanelType kPanelType<Float16> = PanelType::float16;
-
-template <typename Element>
-constexpr double kHalfUlp = 1.0 / (1 << 24);
-template <>
-constexpr double kHalfUlp<BFloat16> = 1.0 / (1 << 8);
-template <>
-constexpr double kHalfUlp<Float16> = 1.0 / (1 << 11);
 
 template <typename Element>
 std::vector<Element> random_elements(std::int64_t count, std::mt19937& random) {

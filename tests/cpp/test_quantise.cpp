@@ -17,16 +17,10 @@ using vllm_arm::BFloat16;
 using vllm_arm::Float16;
 using vllm_arm::ScalarType;
 using vllm_arm::tests::for_each_runnable_variant;
+using vllm_arm::tests::kHalfUlp;
 using vllm_arm::tests::kType;
 
 namespace {
-
-template <typename Element>
-constexpr double kHalfUlp = 1.0 / (1 << 24);
-template <>
-constexpr double kHalfUlp<BFloat16> = 1.0 / (1 << 8);
-template <>
-constexpr double kHalfUlp<Float16> = 1.0 / (1 << 11);
 
 constexpr std::int8_t kCanary = 0x5a;
 constexpr std::int64_t kSizes[] = {1, 7, 8, 9, 15, 16, 17, 33, 64, 1000};
