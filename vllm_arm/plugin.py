@@ -30,9 +30,9 @@ def general() -> None:
 
     quantise_on_load.register()
     if process.may_load_a_model():
-        from vllm_arm.linear import fp8, int4, int8, unquantised
+        from vllm_arm.linear import expert_checkpoints, fp8, int4, int8, unquantised
 
-        for module in (unquantised, int8, int4, fp8):
+        for module in (unquantised, int8, int4, fp8, expert_checkpoints):
             module.install()
 
 

@@ -151,6 +151,16 @@ def linear_kernels(llm: LLM) -> list[str]:
     return llm.apply_model(names)[0]
 
 
+def expert_methods(llm: LLM) -> list[str]:
+    """The classes of what runs experts."""
+
+    def names(model: Any) -> list[str]:
+        kernels = (getattr(getattr(module, "quant_method", None), "moe_kernel", None) for module in model.modules())
+        return sorted({type(kernel.fused_experts).__name__ for kernel in kernels if kernel is not None})
+
+    return llm.apply_model(names)[0]
+
+
 def head_method(llm: LLM) -> str:
     """The class of what runs the LM head."""
     return llm.apply_model(lambda model: type(model.lm_head.quant_method).__name__)[0]
@@ -160,7 +170,7 @@ QUESTIONS: dict[str, Callable[[LLM], Any]] = {
     function.__name__: function
     for function in (
         *(mixed, shared_prefixes, repetitive, parallel, beams, random_prompts),
-        *(perplexity, short_perplexity, embeddings, backends, linear_kernels, head_method),
+        *(perplexity, short_perplexity, embeddings, backends, linear_kernels, expert_methods, head_method),
     )
 }
 

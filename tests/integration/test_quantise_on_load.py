@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints that are quantised while they load: which layers, how, and from the cache."""
 
+import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,6 +52,30 @@ def test_every_linear_layer_is_quantised_but_those_to_be_ignored(monkeypatch: py
     ):
         assert isinstance(config.get_quant_method(layer, prefix), UnquantizedLinearMethod), prefix
     assert config.get_quant_method(head, "lm_head") is None
+
+
+@pytest.mark.parametrize("name", ["arm_int8", "arm_int4"])
+def test_experts_are_quantised_unless_they_cannot_be_or_are_to_be_ignored(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    from vllm.model_executor.layers.fused_moe import RoutedExperts, unquantized_fused_moe_method
+    from vllm.model_executor.layers.quantization import get_quantization_config
+
+    from vllm_arm.linear import experts, quantise_on_load
+
+    quantise_on_load.register()
+    config = get_quantization_config(name).from_config({"ignore": ["model.layers.7.*"]})
+    layer = RoutedExperts.__new__(RoutedExperts)
+    layer.__dict__["moe_config"] = SimpleNamespace(in_dtype=torch.bfloat16)
+    monkeypatch.setattr(type(config), "experts_method", lambda *_: "quantised")
+    monkeypatch.setattr(unquantized_fused_moe_method, "UnquantizedFusedMoEMethod", lambda _: "plain")
+    monkeypatch.setattr(experts, "objection", lambda _: None)
+    assert config.get_quant_method(layer, "model.layers.0.mlp.experts") == "quantised"
+    assert config.get_quant_method(layer, "model.layers.7.mlp.experts") == "plain"
+    monkeypatch.setattr(experts, "objection", lambda _: "a reason")
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    assert config.get_quant_method(layer, "model.layers.0.mlp.experts") == "plain"
+    assert f"{name}: experts stay in torch.bfloat16, for a reason" in caplog.text
 
 
 def test_the_lm_head_is_quantised_where_it_is_asked_for_and_shares_no_weight(monkeypatch: pytest.MonkeyPatch) -> None:

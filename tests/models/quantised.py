@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write the trained Llama as others quantise models: AWQ, GPTQ, compressed-tensors and FP8, by rounding to nearest.
 
-The MLP is padded with zeros to a multiple of the groups, which changes nothing that the model computes.
+The MLP is padded with zeros to a multiple of the groups, which changes nothing that the model computes. As a mixture of
+experts, every expert has the MLP's neurons in an order of its own, so that whichever are chosen, the model is the same.
 """
 
 import json
 import shutil
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,9 @@ TINY_LLAMA = Path(__file__).parent / "tiny-llama"
 GROUP_SIZE = 32
 INTERMEDIATE_SIZE = 768
 FP8_BLOCK = 128
+EXPERTS = 4
+
+_MIXTRAL = {"gate_proj.weight": "w1.weight", "up_proj.weight": "w3.weight", "down_proj.weight": "w2.weight"}
 
 # Words of AWQ hold eight outputs in this order, the lowest bits first.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -32,16 +37,54 @@ def make_quantised_llama(directory: Path | str, scheme: str, **options: Any) -> 
 
     ``options`` are those of the scheme's function here.
     """
+    tensors, changes = _quantised(padded_weights(), scheme, **options)
+    return _write(Path(directory), tensors, changes)
+
+
+def make_mixtral(directory: Path | str, scheme: str | None = None, **options: Any) -> Path:
+    """Write the trained model as a Mixtral, in ``scheme`` as :func:`make_quantised_llama`, or else in bfloat16."""
+    tensors: Tensors = {}
+    generator = torch.Generator().manual_seed(0)
+    for name, tensor in padded_weights().items():
+        layer, _, projection = name.partition("mlp.")
+        if not projection:
+            tensors[name] = tensor
+            continue
+        for expert in range(EXPERTS):
+            # The same in the three weights of an expert of this layer.
+            generator.manual_seed(zlib.crc32(f"{layer}{expert}".encode()))
+            order = torch.randperm(INTERMEDIATE_SIZE, generator=generator)
+            weight = tensor[:, order] if projection == "down_proj.weight" else tensor[order]
+            tensors[f"{layer}block_sparse_moe.experts.{expert}.{_MIXTRAL[projection]}"] = weight.contiguous()
+        if projection == "gate_proj.weight":
+            router = torch.randn(EXPERTS, tensor.shape[1], generator=generator)
+            tensors[f"{layer}block_sparse_moe.gate.weight"] = router.bfloat16()
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    changes: dict[str, Any] = {"intermediate_size": INTERMEDIATE_SIZE}
+    if scheme is not None:
+        tensors, changes = _quantised(tensors, scheme, **options)
+    changes |= {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "num_local_experts": EXPERTS,
+        "num_experts_per_tok": 2,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+    }
+    return _write(Path(directory), tensors, changes)
+
+
+def _quantised(plain: Tensors, scheme: str, **options: Any) -> tuple[Tensors, dict[str, Any]]:
+    """The tensors of ``plain`` with linear layers in ``scheme``, and what changes in the configuration."""
     quantise, quantization_config = SCHEMES[scheme](**options)
     tensors: Tensors = {}
-    for name, tensor in padded_weights().items():
-        if name.endswith("_proj.weight"):
+    for name, tensor in plain.items():
+        if name.endswith(("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight")):
             parts = quantise(tensor.float())
             tensors |= {name.removesuffix("weight") + part: value.contiguous() for part, value in parts.items()}
         else:
             tensors[name] = tensor
-    changes = {"intermediate_size": INTERMEDIATE_SIZE, "quantization_config": quantization_config}
-    return _write(Path(directory), tensors, changes)
+    return tensors, {"intermediate_size": INTERMEDIATE_SIZE, "quantization_config": quantization_config}
 
 
 def make_untied_llama(directory: Path | str) -> Path:

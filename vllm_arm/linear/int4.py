@@ -50,6 +50,15 @@ def groups_of(k: int, group_size: int) -> int:
     return max(fitting)
 
 
+def size_or_warning(name: str, k: int, group_size: int) -> int | None:
+    """As :func:`groups_of`; where the op cannot take the layer, None, and a warning that it runs in int8."""
+    try:
+        return groups_of(k, group_size)
+    except ValueError as reason:
+        warning_once(logger, f"{name}: int8 in place of int4, for {reason}")
+        return None
+
+
 def check_shard(name: str, inputs: int, inputs_of_rank: int, group_size: int) -> None:
     """Raise ``ValueError`` where tensor parallelism cuts groups of ``group_size`` (-1: all) inputs of the layer."""
     if group_size != -1 and inputs % group_size == 0 and inputs_of_rank % group_size:
@@ -125,16 +134,13 @@ def kernel_class() -> type:
             # W4A8 layers have the codes under two names.
             requantise.drop(layer, self.w_q_name, self.w_s_name, self.w_zp_name, "weight", "weight_shape")
             self.int8_kernel = None
-            try:
-                self.group_size = groups_of(k, self.config.group_size)
-            except ValueError as reason:
-                warning_once(logger, f"{layer.prefix}: int8 in place of int4, for {reason}")
-                bits = 8
-            if bits == 8:
+            group_size = size_or_warning(layer.prefix, k, self.config.group_size) if bits == 4 else None
+            if group_size is None:
                 info_once(logger, "integer weights that int4 does not take: int8 with a scale for each output")
                 self.int8_kernel = requantise.to_int8(layer, n, k, weight.dequantise)
                 return
-            packed = torch.nn.Parameter(pack(weight, self.group_size), requires_grad=False)
+            self.group_size = group_size
+            packed = torch.nn.Parameter(pack(weight, group_size), requires_grad=False)
             layer.register_parameter(self.w_q_name, packed)
 
         def apply_weights(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -5,6 +5,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+# Where in a word AWQ has the eight numbers, from the first.
+_AWQ_POSITIONS = (0, 4, 1, 5, 2, 6, 3, 7)
+
 
 class IntegerWeight(NamedTuple):
     """A weight ``[n, k]``: ``scales * (codes - zero_points)``, where groups of inputs share a scale.
@@ -32,6 +35,22 @@ def unpack(packed: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
     if bits == 4:
         parts = torch.stack((parts & 15, parts >> 4), -1).flatten(-2)
     return parts.movedim(-1, dim)
+
+
+def unpack_awq(packed: torch.Tensor) -> torch.Tensor:
+    """The numbers of four bits that int32 words hold along the last dimension in AWQ's order, as uint8."""
+    in_order = unpack(packed, 4, -1).unflatten(-1, (-1, len(_AWQ_POSITIONS)))
+    return in_order[..., list(_AWQ_POSITIONS)].flatten(-2)
+
+
+def from_words(codes: torch.Tensor, scales: torch.Tensor, zero_points: torch.Tensor | None, bits: int) -> IntegerWeight:
+    """A weight of unsigned ``codes`` ``[n, k]``, ``scales`` and ``zero_points`` ``[n, groups]``; ``bits`` is 4 or 8.
+
+    Without ``zero_points`` the middle of the range stands for 0.
+    """
+    middle = 1 << (bits - 1)
+    points = None if zero_points is None else _signed(zero_points, middle).contiguous()
+    return IntegerWeight(_signed(codes, middle).contiguous(), scales.float().contiguous(), points)
 
 
 def read(

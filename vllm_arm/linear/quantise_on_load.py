@@ -2,8 +2,8 @@
 """``--quantization arm_int8`` and ``arm_int4``: any bf16, fp16 or fp32 checkpoint, each weight quantised as it arrives.
 
 Int8 weights have one scale for each output, int4 weights one for every 32 inputs of it; activations are int8, with one
-scale for each token. Embeddings and experts stay as they are, and so do the LM head, the routers of mixtures of experts
-and the layers that ``VLLM_ARM_QUANTISE_IGNORE`` names, unless ``VLLM_ARM_QUANTISE_INCLUDE`` does. A
+scale for each token. Embeddings stay as they are, and so do the LM head, the routers of mixtures of experts and the
+layers that ``VLLM_ARM_QUANTISE_IGNORE`` names, unless ``VLLM_ARM_QUANTISE_INCLUDE`` does. A
 ``quantization_config`` of the model's may have ``ignore``, ``include`` and, for int4, ``group_size``.
 """
 
@@ -16,7 +16,7 @@ import torch
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 
 from vllm_arm import envs, ops
-from vllm_arm.linear import int4, requantise, weight_cache
+from vllm_arm.linear import experts, experts_on_load, int4, requantise, weight_cache
 from vllm_arm.logs import get_logger, warning_once
 
 logger = get_logger(__name__)
@@ -28,7 +28,7 @@ DEFAULT_GROUP_SIZE = 32
 
 
 class _QuantiseOnLoad(QuantizationConfig):  # type: ignore[misc]  # vLLM is not typed for mypy
-    """What is quantised while it is loaded: every linear layer but those that ``ignore`` names and ``include`` not."""
+    """Quantises linear layers and experts while they load, but for those that ``ignore`` names and ``include`` not."""
 
     name: ClassVar[str]
 
@@ -63,13 +63,17 @@ class _QuantiseOnLoad(QuantizationConfig):  # type: ignore[misc]  # vLLM is not 
         return cls(tuple(config.get("ignore") or ()), tuple(config.get("include") or ()))
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
-        """How the layer of that name is loaded and run; None for what is no linear layer."""
+        """How the layer of that name is loaded and run; None for what has no weights to multiply by."""
         from vllm.model_executor.layers.fused_moe import RoutedExperts
         from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
         from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
         from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
         if isinstance(layer, RoutedExperts):
+            if not self._is_ignored(prefix):
+                if (reason := experts.objection(layer.moe_config)) is None:
+                    return self.experts_method(prefix, layer.moe_config)
+                warning_once(logger, f"{self.name}: experts stay in {layer.moe_config.in_dtype}, for {reason}")
             return UnquantizedFusedMoEMethod(layer.moe_config)
         if isinstance(layer, ParallelLMHead):
             return None if self._is_ignored(prefix) or self._is_tied(prefix) else self.linear_method(prefix)
@@ -79,6 +83,10 @@ class _QuantiseOnLoad(QuantizationConfig):  # type: ignore[misc]  # vLLM is not 
 
     def linear_method(self, prefix: str) -> Any:
         """How the layer of that name is quantised."""
+        raise NotImplementedError
+
+    def experts_method(self, prefix: str, moe_config: Any) -> Any:
+        """How the experts of that name are quantised."""
         raise NotImplementedError
 
     def _is_ignored(self, prefix: str) -> bool:
@@ -108,6 +116,10 @@ class ArmInt8Config(_QuantiseOnLoad):
         """Int8 with a scale for each output."""
         return _methods()[0](prefix)
 
+    def experts_method(self, prefix: str, moe_config: Any) -> Any:
+        """Int8 with a scale for each output."""
+        return experts_on_load.method_class()(moe_config, prefix, "int8", None)
+
 
 class ArmInt4Config(_QuantiseOnLoad):
     """``arm_int4``: weights in groups of ``group_size`` inputs, -1 for all of them.
@@ -134,6 +146,14 @@ class ArmInt4Config(_QuantiseOnLoad):
     def linear_method(self, prefix: str) -> Any:
         """Int4 in groups, or int8 where that does not fit."""
         return _methods()[1](prefix, self.group_size)
+
+    def experts_method(self, prefix: str, moe_config: Any) -> Any:
+        """Int4 in groups, or int8 where that does not fit."""
+        return experts_on_load.method_class()(moe_config, prefix, _int4_scheme(self.group_size), self.group_size)
+
+
+def _int4_scheme(group_size: int) -> str:
+    return f"int4-groups-of-{'all' if group_size == -1 else group_size}"
 
 
 def _no_cache() -> None:
@@ -210,7 +230,7 @@ def _methods() -> tuple[type, type]:
         def __init__(self, prefix: str, group_size: int) -> None:
             super().__init__(prefix)
             self.group_size = group_size
-            self.scheme = f"int4-groups-of-{'all' if group_size == -1 else group_size}"
+            self.scheme = _int4_scheme(group_size)
 
         def create_weights(
             self,
@@ -226,10 +246,8 @@ def _methods() -> tuple[type, type]:
             super().create_weights(layer, *sizes, *rest, **attributes)
 
         def quantise(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
-            try:
-                group_size = int4.groups_of(weight.shape[1], self.group_size)
-            except ValueError as reason:
-                warning_once(logger, f"{self.prefix}: int8 in place of int4, for {reason}")
+            group_size = int4.size_or_warning(self.prefix, weight.shape[1], self.group_size)
+            if group_size is None:
                 return super().quantise(weight)
             return {"packed": int4.pack(int4.quantise(weight, group_size), group_size)}
 

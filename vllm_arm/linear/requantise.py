@@ -22,10 +22,15 @@ def to_int8(layer: Any, n: int, k: int, dequantise: Callable[[slice], torch.Tens
 
     ``dequantise`` gives rows of it in floating point. Returns the kernel that runs the layer, as :func:`use_int8`.
     """
+    return use_int8(layer, *quantise(n, k, dequantise))
+
+
+def quantise(n: int, k: int, dequantise: Callable[[slice], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Int8 codes ``[n, k]`` and an fp32 scale for each output of a weight that ``dequantise`` gives rows of."""
     codes, scales = torch.empty(n, k, dtype=torch.int8), torch.empty(n, dtype=torch.float32)
     for rows in row_blocks(n, k):
         codes[rows], scales[rows], _ = ops.quantise(dequantise(rows))
-    return use_int8(layer, codes, scales)
+    return codes, scales
 
 
 def use_int8(layer: Any, codes: torch.Tensor, scales: torch.Tensor) -> Any:
