@@ -44,6 +44,18 @@ def test_what_no_engine_has_is_left_to_vllm_with_the_reason(monkeypatch: pytest.
     assert engines.choose("int8", 48, 32, isa="portable") == ("vllm", "vLLM's own", "it is not optimised")
 
 
+@pytest.mark.parametrize("isa", ["portable", "neon", "bf16", "sve"])
+def test_int4_goes_to_our_op_where_it_takes_the_inputs_and_else_to_int8(
+    monkeypatch: pytest.MonkeyPatch, isa: str
+) -> None:
+    monkeypatch.setattr(ops, "linear_implementation", lambda n, k, dtype, rows: f"{dtype}")
+    kernel = f"linear_int4 {ops.active_isa('linear_int4')}"
+    assert engines.choose("int4", 48, 96, isa=isa)[:2] == ("vllm_arm", kernel)
+    instead = engines.choose("int4", 48, 80, isa=isa)
+    assert instead[:2] == engines.choose("int8", 48, 80, isa=isa)[:2]
+    assert instead.reason == "in int8, for int4 takes a multiple of 32 inputs"
+
+
 def test_every_scheme_has_a_dtype() -> None:
     for scheme, dtype in engines.SCHEMES.items():
         assert engines.scheme_of(dtype) == scheme
@@ -60,6 +72,7 @@ def test_doctor_shows_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert checks["oneDNN"].value == ops.onednn_version()
     assert checks["bfloat16, 4096 x 4096, up to 8 tokens"].value == "onednn, small"
     assert checks["bfloat16, 4096 x 4096, up to 2048 tokens"].value == "onednn, large"
+    assert checks["int4, 4096 x 4096, up to 8 tokens"].value == "onednn, small"
     monkeypatch.setenv("VLLM_ARM_LINEAR", "0")
     off = [check for check in doctor.examine() if check.section == "Linear layers" and check.name != "oneDNN"]
     assert {(check.status, check.reason) for check in off} == {("off", "VLLM_ARM_LINEAR=0")}

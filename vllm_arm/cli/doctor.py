@@ -9,7 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from vllm_arm import activation, envs
 from vllm_arm.runtime.cgroup import format_cpu_list
@@ -168,7 +168,7 @@ def _kernels() -> list[Check]:
 
 
 # Names and weights [n, k] that show what large and small layers run.
-_LAYERS = {"4096 x 4096": (4096, 4096), "1024 x 4096": (1024, 4096), "32 x 2880": (32, 2880)}
+_LAYERS = {"4096 x 4096": (4096, 4096), "1024 x 4096": (1024, 4096), "32 x 2880": (32, 2880), "64 x 1000": (64, 1000)}
 
 
 def _linear() -> list[Check]:
@@ -178,7 +178,7 @@ def _linear() -> list[Check]:
     section = "Linear layers"
     library = "with Arm's Compute Library" if engines.has_compute_library() else "without Arm's Compute Library"
     checks = [Check(section, "oneDNN", "ok", ops.onednn_version(), library)]
-    for scheme in engines.SCHEMES:
+    for scheme in get_args(engines.Scheme):
         for name, (n, k) in _LAYERS.items():
             found: dict[tuple[str, str, str], list[int]] = {}
             for rows in engines.ROW_BUCKETS:

@@ -15,7 +15,7 @@ import torch
 from vllm_arm import _host, envs, ops
 
 Engine = Literal["vllm_arm", "onednn", "torch", "vllm"]
-Scheme = Literal["bfloat16", "float16", "float32", "int8"]
+Scheme = Literal["bfloat16", "float16", "float32", "int8", "int4"]
 
 SCHEMES: dict[Scheme, torch.dtype] = {
     "bfloat16": torch.bfloat16,
@@ -23,7 +23,7 @@ SCHEMES: dict[Scheme, torch.dtype] = {
     "float32": torch.float32,
     "int8": torch.int8,
 }
-"""The weights that the table knows, each with the dtype in which they are stored."""
+"""The weights that the table knows by the dtype in which they are stored; those of int4 are packed in bytes."""
 
 ROW_BUCKETS = (1, 4, 8, 16, 32, 64, 128, 256, 2048)
 """Numbers of tokens that stand for those up to them."""
@@ -81,6 +81,12 @@ def _panels(*_: object) -> str:
     return f"panel_linear {ops.active_isa('panel_linear')}"
 
 
+def _int4(_: Scheme, __: int, k: int, ___: int) -> str:
+    if not ops.int4_group_sizes(k):
+        raise ValueError(f"int4 has no {k} inputs: expected a multiple of 32")
+    return f"linear_int4 {ops.active_isa('linear_int4')}"
+
+
 _ARM: tuple[str, ...] = ("neon", "bf16", "sve")
 
 # The first row that fits and finds an implementation is taken; what no row takes is left to vLLM.
@@ -95,6 +101,15 @@ TABLE = (
     Rule("vllm_arm", ("bfloat16", "int8"), _ARM, _panels, "weights packed once, in panels"),
     Rule("onednn", ("bfloat16", "float16", "float32", "int8"), envs.ISA_NAMES, _onednn, "weights packed once"),
     Rule("vllm_arm", ("float16",), _ARM, _panels, "weights packed once, in panels"),
+    Rule("vllm_arm", ("int4",), envs.ISA_NAMES, _int4, "weights packed once, in panels of four bits"),
+    Rule("vllm_arm", ("int4",), _ARM, _panels, "in int8, for int4 takes a multiple of 32 inputs"),
+    Rule(
+        "onednn",
+        ("int4",),
+        envs.ISA_NAMES,
+        lambda _, *shape: _onednn("int8", *shape),
+        "in int8, for int4 takes a multiple of 32 inputs",
+    ),
 )
 
 
