@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from vllm_arm import ops
-from vllm_arm.linear import int4, weight_cache
+from vllm_arm.linear import int4, progress, weight_cache
 from vllm_arm.linear.experts import ExpertWeights, QuantisedExpertsMixin
 from vllm_arm.logs import get_logger
 
@@ -50,6 +50,7 @@ def method_class() -> type:
     from vllm.config import get_current_vllm_config
     from vllm.model_executor.layers.quantization.online.moe_base import OnlineMoEMethodBase
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+    from vllm.model_executor.model_loader.weight_utils import enable_tqdm
 
     class ArmExpertsOnLoadMethod(QuantisedExpertsMixin, OnlineMoEMethodBase):  # type: ignore[misc]  # not typed for mypy
         """Int8 with a scale for each output, or int4 in groups of ``group_size``."""
@@ -75,12 +76,14 @@ def method_class() -> type:
         ) -> None:
             sizes = num_experts, hidden_size, intermediate_size_per_partition
             super().create_weights(layer, *sizes, params_dtype, **attributes)
+            config = get_current_vllm_config()
+            progress.layers.expect(enable_tqdm(config.load_config.use_tqdm_on_load))
             if self.moe.has_bias:
                 return  # the checkpoint is to be read for them anyway
             parallel = self.moe.moe_parallel_config
             rank = parallel.tp_rank + parallel.tp_size * parallel.ep_rank
             part = self.scheme, params_dtype, rank, parallel.tp_size * parallel.ep_size
-            self.cache = weight_cache.open_cache(get_current_vllm_config(), *part)
+            self.cache = weight_cache.open_cache(config, *part)
             if self.cache is not None and (cached := self.cache.load(self.prefix)) is not None:
                 self.cached = cached
                 get_layerwise_info(layer).reset()
@@ -99,6 +102,7 @@ def method_class() -> type:
                 if self.cache is not None:
                     self.cache.store(self.prefix, quantised)
             self.cache = None
+            progress.layers.done()
             gate_up, down = (
                 unpack(
                     {

@@ -16,7 +16,7 @@ import torch
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 
 from vllm_arm import envs, ops
-from vllm_arm.linear import experts, experts_on_load, int4, requantise, weight_cache
+from vllm_arm.linear import experts, experts_on_load, int4, progress, requantise, weight_cache
 from vllm_arm.logs import get_logger, warning_once
 
 logger = get_logger(__name__)
@@ -166,6 +166,7 @@ def _methods() -> tuple[type, type]:
     from vllm.config import get_current_vllm_config
     from vllm.model_executor.layers.quantization.online.fp8 import OnlineLinearBase
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+    from vllm.model_executor.model_loader.weight_utils import enable_tqdm
 
     class ArmInt8LinearMethod(OnlineLinearBase):  # type: ignore[misc]  # vLLM is not typed for mypy
         """Quantises a layer's weight when all of it has arrived, and multiplies by the first of vLLM's int8 kernels."""
@@ -193,6 +194,7 @@ def _methods() -> tuple[type, type]:
             super().create_weights(layer, *sizes, params_dtype, **attributes)
             config = get_current_vllm_config()
             part = self.scheme, params_dtype, layer.tp_rank, layer.tp_size
+            progress.layers.expect(enable_tqdm(config.load_config.use_tqdm_on_load))
             self.open_cache = functools.partial(weight_cache.open_cache, config, *part)
             if (cache := self.open_cache()) is not None and (cached := cache.load(self.prefix)) is not None:
                 self.cached = cached
@@ -210,6 +212,7 @@ def _methods() -> tuple[type, type]:
             self.open_cache = _no_cache
             requantise.drop(layer, "weight")
             self.use(layer, quantised)
+            progress.layers.done()
             layer._already_called_process_weights_after_loading = True
 
         def quantise(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
