@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 from vllm import LLM, SamplingParams
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import BeamSearchParams
 
 from tests.integration.serving import TRAINED_MODEL
@@ -101,6 +102,15 @@ def random_prompts(llm: LLM) -> Answers:
     return answers(llm.generate(prompts, greedy(), use_tqdm=False))
 
 
+def given(llm: LLM) -> Answers:
+    """Few tokens after prompts that ``prompts.json`` beside the model has, with the adapter that may be there too."""
+    model = Path(llm.llm_engine.model_config.model)
+    prompts = [{"prompt_token_ids": prompt} for prompt in json.loads((model / "prompts.json").read_text())]
+    adapter = LoRARequest("adapter", 1, str(model / "adapter")) if (model / "adapter").exists() else None
+    settings = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=2)
+    return answers(llm.generate(prompts, settings, use_tqdm=False, lora_request=adapter))
+
+
 def perplexity(llm: LLM, windows: int = PERPLEXITY_WINDOWS) -> float:
     """That of held-out text."""
     prompts = held_out([512] * windows)
@@ -113,6 +123,24 @@ def perplexity(llm: LLM, windows: int = PERPLEXITY_WINDOWS) -> float:
 def short_perplexity(llm: LLM) -> float:
     """That of less text, to be compared with another model's of the same."""
     return perplexity(llm, 5)
+
+
+def next_token_perplexity(llm: LLM, adapter: LoRARequest | None = None) -> float:
+    """That of every eighth token, each generated: vLLM cannot judge prompts with an adapter on a CPU."""
+    windows = [window["prompt_token_ids"] for window in held_out([256] * 5)]
+    prefixes = [(window[:length], window[length]) for window in windows for length in range(16, 256, 8)]
+    settings = SamplingParams(max_tokens=1, temperature=0, logprobs=llm.llm_engine.model_config.max_logprobs)
+    prompts = [{"prompt_token_ids": prefix} for prefix, _ in prefixes]
+    outputs = llm.generate(prompts, settings, use_tqdm=False, lora_request=adapter)
+    return perplexity_from_logprobs(
+        [output.outputs[0].logprobs[0][token].logprob] for output, (_, token) in zip(outputs, prefixes, strict=True)
+    )
+
+
+def adapted_perplexity(llm: LLM) -> float:
+    """The same with the LoRA adapter that is below the model's folder."""
+    adapter = Path(llm.llm_engine.model_config.model) / "adapter"
+    return next_token_perplexity(llm, LoRARequest("adapter", 1, str(adapter)))
 
 
 SENTENCES = [
@@ -169,8 +197,9 @@ def head_method(llm: LLM) -> str:
 QUESTIONS: dict[str, Callable[[LLM], Any]] = {
     function.__name__: function
     for function in (
-        *(mixed, shared_prefixes, repetitive, parallel, beams, random_prompts),
-        *(perplexity, short_perplexity, embeddings, backends, linear_kernels, expert_methods, head_method),
+        *(mixed, shared_prefixes, repetitive, parallel, beams, random_prompts, given),
+        *(perplexity, short_perplexity, next_token_perplexity, adapted_perplexity, embeddings, backends),
+        *(linear_kernels, expert_methods, head_method),
     )
 }
 

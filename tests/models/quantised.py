@@ -21,6 +21,7 @@ GROUP_SIZE = 32
 INTERMEDIATE_SIZE = 768
 FP8_BLOCK = 128
 EXPERTS = 4
+ADAPTER_RANK = 8
 
 _MIXTRAL = {"gate_proj.weight": "w1.weight", "up_proj.weight": "w3.weight", "down_proj.weight": "w2.weight"}
 
@@ -93,6 +94,45 @@ def make_untied_llama(directory: Path | str) -> Path:
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     changes = {"intermediate_size": INTERMEDIATE_SIZE, "tie_word_embeddings": False}
     return _write(Path(directory), tensors, changes)
+
+
+def add_adapter(directory: Path, scale: float = 0.5) -> Path:
+    """Write a LoRA adapter for the model in ``directory``, below it; return the path of the adapter.
+
+    It adds random matrices of rank ``ADAPTER_RANK`` to every linear layer, ``scale`` times as large as the weights.
+    """
+    tensors: Tensors = {}
+    for name, (first, second) in _adapter(scale).items():
+        prefix = f"base_model.model.{name.removesuffix('.weight')}"
+        tensors |= {f"{prefix}.lora_A.weight": first, f"{prefix}.lora_B.weight": second}
+    adapter = directory / "adapter"
+    adapter.mkdir()
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    modules = sorted({name.split(".")[-3] for name in tensors})
+    config = {"peft_type": "LORA", "r": ADAPTER_RANK, "lora_alpha": ADAPTER_RANK, "target_modules": modules}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    return adapter
+
+
+def make_merged_llama(directory: Path | str, scale: float = 0.5) -> Path:
+    """Write the trained model with what :func:`add_adapter` adds to it; return the path. A ``scale`` of 0 adds none."""
+    tensors = padded_weights()
+    for name, (first, second) in _adapter(scale).items():
+        tensors[name] = (tensors[name].float() + second.float() @ first.float()).bfloat16()
+    return _write(Path(directory), tensors, {"intermediate_size": INTERMEDIATE_SIZE})
+
+
+def _adapter(scale: float) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """For each linear layer's weight ``[n, k]`` factors ``[rank, k]`` and ``[n, rank]``."""
+    factors = {}
+    for name, weight in padded_weights().items():
+        if name.endswith("_proj.weight"):
+            generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            first = torch.randn(ADAPTER_RANK, weight.shape[1], generator=generator)
+            second = torch.randn(weight.shape[0], ADAPTER_RANK, generator=generator)
+            size = scale * weight.float().square().mean().sqrt() / ADAPTER_RANK**0.5
+            factors[name] = first.bfloat16(), (size * second).bfloat16()
+    return factors
 
 
 def _write(directory: Path, tensors: Tensors, changes: dict[str, Any]) -> Path:
