@@ -7,12 +7,13 @@ have every value of every parameter; all of them where VLLM_ARM_CONFORMANCE=all.
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 import vllm._custom_ops
+from sampling import sample
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from vllm_arm import ops
@@ -138,33 +139,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Func
             item.own_markers[:] = [mark for mark in item.own_markers if mark.name != "skipif"]
     if os.environ.get("VLLM_ARM_CONFORMANCE") == "all":
         return
-    chosen = sample(items)
+    chosen = sample([item for item in items if item.originalname != ONLY_IN_FULL])
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = chosen
-
-
-def sample(items: Sequence[pytest.Function]) -> list[pytest.Function]:
-    """Cases that have, for each test, every value of every parameter; greedily, the one with most new values first."""
-    chosen = []
-    tests: dict[str, list[pytest.Function]] = {}
-    for item in items:
-        if item.originalname != ONLY_IN_FULL:
-            tests.setdefault(item.originalname, []).append(item)
-    for cases in tests.values():
-        values = {case: _values(case) for case in cases}
-        missing = set().union(*values.values())
-        while True:
-            best = max(cases, key=lambda case: len(values[case] & missing))
-            chosen.append(best)
-            missing -= values[best]
-            if not missing:
-                break
-    return chosen
-
-
-def _values(case: pytest.Function) -> set[tuple[str, str]]:
-    parameters = case.callspec.params if hasattr(case, "callspec") else {}
-    return {(name, str(value)) for name, value in parameters.items()}
 
 
 @pytest.fixture(scope="session", autouse=True)

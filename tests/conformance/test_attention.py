@@ -1,17 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's own tests of its attention ops, run on ours: alone in an empty folder, against the installed package."""
+"""vLLM's own tests of its attention ops, run on ours."""
 
 import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
-from tests.conformance import sdist
-from tests.downloads import DownloadError
+from tests.conformance import upstream
 
 pytestmark = pytest.mark.slow
 
@@ -26,31 +21,10 @@ SKIPPED_RIGHTLY = (
 
 
 def test_vllms_attention_tests(tmp_path: Path) -> None:
-    try:
-        (tmp_path / Path(TEST).name).write_bytes(sdist.read_file(TEST))
-    except DownloadError as error:
-        pytest.skip(f"vLLM's source distribution cannot be had: {error}")
-    shutil.copyfile(Path(__file__).with_name("attention_plugin.py"), tmp_path / "conftest.py")
-    report = tmp_path / "report.xml"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junit-xml={report}", "."],
-        cwd=tmp_path,
-        env={**os.environ, "VLLM_ARM_FORCE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-
-    suite = ElementTree.parse(report).getroot()[0]
-    cases = suite.findall("testcase")
-    skipped = [skip.get("message") or "" for case in cases for skip in case.findall("skipped")]
-    assert all(reason.startswith(SKIPPED_RIGHTLY) for reason in skipped), set(skipped)
+    report = upstream.run(TEST, "attention_plugin.py", tmp_path)
+    assert all(reason.startswith(SKIPPED_RIGHTLY) for reason in report.skipped), set(report.skipped)
     if os.environ.get("VLLM_ARM_CONFORMANCE") == "all":
-        assert len(cases) == ALL
-    passed = len(cases) - len(skipped)
-    print(f"{passed} cases passed, {len(skipped)} skipped")
-    calls = {each.get("name"): int(each.get("value") or 0) for each in suite.findall("properties/property")}
+        assert report.cases == ALL
     # Each case writes a cache and attends twice, with a schedule for each.
-    assert calls["write_kv_cache"] >= passed
-    assert calls["paged_attention"] == calls["schedule_attention"] >= 2 * passed - 1
+    assert report.counts["write_kv_cache"] >= report.passed
+    assert report.counts["paged_attention"] == report.counts["schedule_attention"] >= 2 * report.passed - 1
