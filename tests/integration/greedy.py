@@ -24,19 +24,21 @@ class Comparison(NamedTuple):
     different: int
 
 
-def compare(expected: Iterable[Answer], actual: Iterable[Answer]) -> Comparison:
+def compare(
+    expected: Iterable[Answer], actual: Iterable[Answer], near_tie: float = NEAR_TIE, share: float = DIFFERENT_TOKENS
+) -> Comparison:
     """Compare each completion up to its first different token: what follows has another prompt.
 
-    Raises ``AssertionError`` where that is no near tie, or where too many differ.
+    Raises ``AssertionError`` where that is no near tie, or where more than ``share`` differ.
     """
     compared = different = 0
     for wanted, given in zip(expected, actual, strict=True):
         for position, (token, other) in enumerate(zip(wanted.tokens, given.tokens, strict=True)):
             compared += 1
             if token != other:
-                assert wanted.margins[position] < NEAR_TIE, (position, token, other, wanted.margins[position])
+                assert wanted.margins[position] < near_tie, (position, token, other, wanted.margins[position])
                 different += 1
                 break
     assert compared, "nothing to compare"
-    assert different <= DIFFERENT_TOKENS * compared, f"{different} of {compared} tokens differ"
+    assert different <= share * compared, f"{different} of {compared} tokens differ"
     return Comparison(compared, different)
