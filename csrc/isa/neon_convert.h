@@ -28,14 +28,14 @@ struct Float8 {
   return {vcvt_f32_f16(vget_low_f16(half)), vcvt_high_f32_f16(half)};
 }
 
-template <bool kAnyNan>
+template <bool kAnyNan = true>
 void store(float* destination, Float8 value) {
   vst1q_f32(destination, value.low);
   vst1q_f32(destination + 4, value.high);
 }
 
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-template <bool kAnyNan>
+template <bool kAnyNan = true>
 void store(BFloat16* destination, Float8 value) {
   const bfloat16x8_t rounded = vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(value.low), value.high);
   vst1q_u16(&destination->bits, vreinterpretq_u16_bf16(rounded));
@@ -43,7 +43,7 @@ void store(BFloat16* destination, Float8 value) {
 #else
 // BFCVT is not in Armv8.2: round to nearest even by integer arithmetic. A NaN whose low half is zero, as those made of
 // bf16 values are, stays one; any other could be carried into infinity or zero, and is told apart where kAnyNan is set.
-template <bool kAnyNan>
+template <bool kAnyNan = true>
 uint16x4_t to_bfloat16(float32x4_t value) {
   const uint32x4_t bits = vreinterpretq_u32_f32(value);
   const uint32x4_t half_way = vaddq_u32(bits, vdupq_n_u32(0x7fff));
@@ -53,16 +53,30 @@ uint16x4_t to_bfloat16(float32x4_t value) {
   return vbsl_u16(vmovn_u32(vceqq_f32(value, value)), rounded, quiet_nan);
 }
 
-template <bool kAnyNan>
+template <bool kAnyNan = true>
 void store(BFloat16* destination, Float8 value) {
   vst1q_u16(&destination->bits, vcombine_u16(to_bfloat16<kAnyNan>(value.low), to_bfloat16<kAnyNan>(value.high)));
 }
 #endif
 
-template <bool kAnyNan>
+template <bool kAnyNan = true>
 void store(Float16* destination, Float8 value) {
   const float16x8_t half = vcvt_high_f16_f32(vcvt_f16_f32(value.low), value.high);
   vst1q_u16(&destination->bits, vreinterpretq_u16_f16(half));
+}
+
+[[maybe_unused]] void store_four(float* destination, float32x4_t value) { vst1q_f32(destination, value); }
+
+[[maybe_unused]] void store_four(BFloat16* destination, float32x4_t value) {
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  vst1_u16(&destination->bits, vreinterpret_u16_bf16(vcvt_bf16_f32(value)));
+#else
+  vst1_u16(&destination->bits, to_bfloat16<>(value));
+#endif
+}
+
+[[maybe_unused]] void store_four(Float16* destination, float32x4_t value) {
+  vst1_u16(&destination->bits, vreinterpret_u16_f16(vcvt_f16_f32(value)));
 }
 
 }  // namespace

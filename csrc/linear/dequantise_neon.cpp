@@ -2,11 +2,15 @@
 #include <cstring>
 #include <type_traits>
 
+#include "isa/neon_convert.h"
 #include "linear/dequantise_rows.h"
-#include "linear/neon_elements.h"
 
 namespace vllm_arm {
 namespace {
+
+Float8 load(const std::int32_t* source) {
+  return {vcvtq_f32_s32(vld1q_s32(source)), vcvtq_f32_s32(vld1q_s32(source + 4))};
+}
 
 Float8 without_zero_point(const std::int32_t* accumulators, const std::int32_t* weight_sums, std::int32_t zero_point) {
   const auto difference = [&](int at) {

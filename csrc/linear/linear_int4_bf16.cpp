@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <iterator>
+#include <type_traits>
 
 #include "linear/linear_int4_table.h"
 #include "linear/linear_int4_tiles.h"
@@ -7,226 +7,409 @@
 namespace vllm_arm {
 namespace {
 
-constexpr std::int64_t kHalfPanel = 4;  // outputs that are computed together
+constexpr std::int64_t kChunk = kInterleavedRows * kInterleave;  // bytes of eight inputs of a block of rows
+constexpr std::int64_t kUnpackedInputs = 4096;                   // of a panel, in half of the L1 cache
+constexpr float kNoBias[kInt4PanelRows] = {};
+constexpr std::int64_t kTileRows = 16;   // at most
+constexpr std::int64_t kMostRows = 256;  // whose sums with a panel are kept
 
-// 2 x 2 products each: of pairs of rows and pairs of outputs.
-template <int kBlocks>
-struct Sums {
-  int32x4_t pairs[2 * kBlocks][2];
-};
+// Codes times 16, of pairs of outputs: use(chunk of eight inputs, vectors) for each chunk of a block of 32 inputs.
+// Packed: two codes in a byte, which are of chunks two apart.
+struct PackedCodes {
+  static constexpr std::int64_t kBlockBytes = kPanelBlockBytes;
+  static std::int64_t group_bytes(const Int4Shape& shape) { return shape.group_bytes(); }
 
-// The products of 4 * kBlocks rows and four outputs over `size` inputs, times 16.
-template <int kBlocks>
-Sums<kBlocks> multiply_codes(const std::int8_t* activations, std::int64_t block_bytes, const std::int8_t* codes,
-                             std::int64_t size) {
-  Sums<kBlocks> sums;
-  for (auto& pair : sums.pairs) pair[0] = pair[1] = vdupq_n_s32(0);
-  const int8x16_t high_half = vdupq_n_s8(static_cast<std::int8_t>(0xf0));
-  const auto add = [&](const std::int8_t* rows, int8x16_t first, int8x16_t second) {
-#pragma GCC unroll 8
-    for (int pair = 0; pair < 2 * kBlocks; ++pair) {
-      const int8x16_t two_rows = vld1q_s8(rows + pair / 2 * block_bytes + pair % 2 * 16);
-      sums.pairs[pair][0] = vmmlaq_s32(sums.pairs[pair][0], two_rows, first);
-      sums.pairs[pair][1] = vmmlaq_s32(sums.pairs[pair][1], two_rows, second);
-    }
-  };
-  constexpr std::int64_t kChunk = kInterleavedRows * kInterleave;
-  for (std::int64_t i = 0; i < size; i += kInt4Block) {
+  template <int kPairs, typename Use>
+  [[gnu::always_inline]] static void for_each_chunk(const std::int8_t* codes, Use use) {
+    const int8x16_t high_half = vdupq_n_s8(static_cast<std::int8_t>(0xf0));
 #pragma GCC unroll 2
     for (int segment = 0; segment < 2; ++segment) {
-      const int8x16_t first = vld1q_s8(codes + segment * kPanelBlockBytes / 2);
-      const int8x16_t second = vld1q_s8(codes + segment * kPanelBlockBytes / 2 + 16);
-      add(activations + segment * kChunk, vshlq_n_s8(first, 4), vshlq_n_s8(second, 4));
-      add(activations + (segment + 2) * kChunk, vandq_s8(first, high_half), vandq_s8(second, high_half));
+      int8x16_t low[kPairs], high[kPairs];
+#pragma GCC unroll 4
+      for (int i = 0; i < kPairs; ++i) {
+        const int8x16_t packed = vld1q_s8(codes + segment * kPanelBlockBytes / 2 + i * 16);
+        low[i] = vshlq_n_s8(packed, 4);
+        high[i] = vandq_s8(packed, high_half);
+      }
+      use(segment, low);
+      use(segment + 2, high);
     }
-    activations += 4 * kChunk;
-    codes += kPanelBlockBytes;
+  }
+};
+
+// One code in a byte, chunks in their order.
+struct UnpackedCodes {
+  static constexpr std::int64_t kBlockBytes = 2 * kPanelBlockBytes;
+  static std::int64_t group_bytes(const Int4Shape& shape) { return shape.group_size * kInt4PanelRows; }
+
+  template <int kPairs, typename Use>
+  [[gnu::always_inline]] static void for_each_chunk(const std::int8_t* codes, Use use) {
+#pragma GCC unroll 4
+    for (int chunk = 0; chunk < 4; ++chunk) {
+      int8x16_t vectors[kPairs];
+#pragma GCC unroll 4
+      for (int i = 0; i < kPairs; ++i) vectors[i] = vld1q_s8(codes + chunk * kPanelBlockBytes / 2 + i * 16);
+      use(chunk, vectors);
+    }
+  }
+};
+
+void unpack_panel(const Int4Shape& shape, const std::byte* panel, std::int8_t* unpacked) {
+  for (std::int64_t group = 0; group < shape.groups(); ++group, panel += shape.group_bytes()) {
+    const auto* codes = reinterpret_cast<const std::int8_t*>(panel);
+    for (std::int64_t i = 0; i < shape.group_size; i += kInt4Block) {
+      PackedCodes::for_each_chunk<4>(codes, [&](int chunk, const int8x16_t(&vectors)[4]) {
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j) vst1q_s8(unpacked + chunk * kPanelBlockBytes / 2 + j * 16, vectors[j]);
+      });
+      codes += PackedCodes::kBlockBytes;
+      unpacked += UnpackedCodes::kBlockBytes;
+    }
+  }
+}
+
+// Sums of 2 x 2 products each: of pairs of rows and pairs of outputs.
+template <int kBlocks, int kPairs, typename Number>
+struct Sums {
+  Number pairs[2 * kBlocks][kPairs];
+};
+
+// The products of 4 * kBlocks rows and 2 * kPairs outputs over `size` inputs, times 16.
+template <typename Codes, int kBlocks, int kPairs>
+[[gnu::always_inline]] inline Sums<kBlocks, kPairs, int32x4_t> multiply_codes(const std::int8_t* rows,
+                                                                              std::int64_t block_bytes,
+                                                                              const std::int8_t* codes,
+                                                                              std::int64_t size) {
+  Sums<kBlocks, kPairs, int32x4_t> sums;
+  for (auto& pair : sums.pairs) {
+    for (auto& sum : pair) sum = vdupq_n_s32(0);
+  }
+  for (std::int64_t i = 0; i < size; i += kInt4Block) {
+    Codes::template for_each_chunk<kPairs>(codes, [&](int chunk, const int8x16_t(&vectors)[kPairs]) {
+#pragma GCC unroll 8
+      for (int pair = 0; pair < 2 * kBlocks; ++pair) {
+        const int8x16_t two_rows = vld1q_s8(rows + chunk * kChunk + pair / 2 * block_bytes + pair % 2 * 16);
+#pragma GCC unroll 4
+        for (int j = 0; j < kPairs; ++j) sums.pairs[pair][j] = vmmlaq_s32(sums.pairs[pair][j], two_rows, vectors[j]);
+      }
+    });
+    rows += 4 * kChunk;
+    codes += Codes::kBlockBytes;
   }
   return sums;
 }
 
-// Row `row` of 4 * kBlocks, from the pairs.
-template <int kBlocks>
-int32x4_t row_of(const int32x4_t (&pairs)[2 * kBlocks][2], int row) {
-  const int64x2_t first = vreinterpretq_s64_s32(pairs[row / 2][0]);
-  const int64x2_t second = vreinterpretq_s64_s32(pairs[row / 2][1]);
-  return vreinterpretq_s32_s64(row % 2 == 0 ? vuzp1q_s64(first, second) : vuzp2q_s64(first, second));
+int32x4_t bits_of(int32x4_t sum) { return sum; }
+int32x4_t bits_of(float32x4_t sum) { return vreinterpretq_s32_f32(sum); }
+
+// Rows of eight outputs.
+template <int kBlocks, int kPairs, typename Number>
+[[gnu::always_inline]] inline void store_sums(const Sums<kBlocks, kPairs, Number>& sums, std::int32_t* destination) {
+#pragma GCC unroll 8
+  for (int pair = 0; pair < 2 * kBlocks; ++pair) {
+#pragma GCC unroll 2
+    for (int vector = 0; vector < kPairs / 2; ++vector) {
+      const int64x2_t first = vreinterpretq_s64_s32(bits_of(sums.pairs[pair][2 * vector]));
+      const int64x2_t second = vreinterpretq_s64_s32(bits_of(sums.pairs[pair][2 * vector + 1]));
+      std::int32_t* row = destination + 2 * pair * kInt4PanelRows + vector * 4;
+      vst1q_s32(row, vreinterpretq_s32_s64(vuzp1q_s64(first, second)));
+      vst1q_s32(row + kInt4PanelRows, vreinterpretq_s32_s64(vuzp2q_s64(first, second)));
+    }
+  }
 }
 
-// Four outputs of 4 * kBlocks rows.
-template <int kBlocks>
-struct HalfPanel {
-  const Tile& tile;
-  std::int64_t block_bytes;
-  const std::int8_t* activations;
-  const std::byte* panel;
-  const std::int8_t* codes;  // of the first of the four outputs
-  const std::byte* trailer;  // what follows the groups, of the first of the four outputs
-  float* values;
+// Interleaved rows, from the first of a block.
+struct Rows {
+  const std::int8_t* blocks;
+  std::int64_t block_bytes, count;
+};
 
-  HalfPanel(const Tile& of, std::int64_t row, std::int64_t output)
-      : tile(of),
-        block_bytes(of.block_bytes),
-        activations(reinterpret_cast<const std::int8_t*>(of.block(row))),
-        panel(of.panel(output)),
-        codes(reinterpret_cast<const std::int8_t*>(panel) + output % kInt4PanelRows * kInterleave),
-        trailer(panel + of.shape.groups() * of.shape.group_bytes() + output % kInt4PanelRows * 4),
-        values(of.values + row * of.outputs + output) {}
+// A panel, and its codes as they are multiplied.
+struct Panel {
+  const Int4Shape& shape;
+  const std::byte* packed;
+  const std::int8_t* codes;
+};
 
-  // finish(row of 4 * kBlocks, its number in a block, negated zero points, scales) gives the outputs of a row.
-  template <typename Finish>
-  void write(Finish finish) const {
-    float* row_values = values;
-    const auto* numbers = reinterpret_cast<const std::int32_t*>(activations + kInterleavedRows * tile.shape.k);
-#pragma GCC unroll 4
-    for (int block = 0; block < kBlocks; ++block) {
-      const int32x4_t zero_points = vld1q_s32(numbers);
-      const float32x4_t scales = vld1q_f32(reinterpret_cast<const float*>(numbers + kInterleavedRows));
-      const int row = block * kInterleavedRows;
-      vst1q_f32(row_values, finish.template operator()<0>(row, zero_points, scales));
-      vst1q_f32(row_values + tile.outputs, finish.template operator()<1>(row + 1, zero_points, scales));
-      vst1q_f32(row_values + 2 * tile.outputs, finish.template operator()<2>(row + 2, zero_points, scales));
-      vst1q_f32(row_values + 3 * tile.outputs, finish.template operator()<3>(row + 3, zero_points, scales));
-      row_values += kInterleavedRows * tile.outputs;
-      numbers += block_bytes / 4;
-    }
-  }
-
-  // With one scale for each output.
-  void multiply_whole() const {
-    const auto sums = multiply_codes<kBlocks>(activations, block_bytes, codes, tile.shape.k);
-    const int32x4_t code_sums = vld1q_s32(reinterpret_cast<const std::int32_t*>(trailer));
-    const float32x4_t output_scales = vld1q_f32(reinterpret_cast<const float*>(trailer) + kInt4PanelRows);
-    write([&]<int kLane>(int row, int32x4_t zero_points, float32x4_t scales) {
-      const int32x4_t sum = vmlaq_laneq_s32(row_of<kBlocks>(sums.pairs, row), code_sums, zero_points, kLane);
-      return vmulq_f32(vmulq_laneq_f32(vcvtq_f32_s32(sum), scales, kLane), output_scales);
-    });
-  }
-
-  // With scales for groups, which are applied to the pairs.
-  void multiply_groups() const {
-    const Int4Shape& shape = tile.shape;
-    float32x4_t scaled[2 * kBlocks][2];
-    for (auto& pair : scaled) pair[0] = pair[1] = vdupq_n_f32(0);
-    const std::int8_t *group_activations = activations, *group_codes = codes;
-    const std::byte* group_scales =
-        panel + shape.code_bytes() + (codes - reinterpret_cast<const std::int8_t*>(panel)) / 4;
-    for (std::int64_t group = 0; group < shape.groups(); ++group) {
-      const auto sums = multiply_codes<kBlocks>(group_activations, block_bytes, group_codes, shape.group_size);
-      const uint16x4_t stored = vld1_u16(reinterpret_cast<const std::uint16_t*>(group_scales));
-      const uint64x2_t two_pairs = vreinterpretq_u64_u32(vshll_n_u16(stored, 16));
-      const float32x4_t first = vreinterpretq_f32_u64(vdupq_laneq_u64(two_pairs, 0));
-      const float32x4_t second = vreinterpretq_f32_u64(vdupq_laneq_u64(two_pairs, 1));
-#pragma GCC unroll 8
-      for (int pair = 0; pair < 2 * kBlocks; ++pair) {
-        // The sums are those of 16 * code.
-        scaled[pair][0] = vfmaq_f32(scaled[pair][0], vcvtq_n_f32_s32(sums.pairs[pair][0], 4), first);
-        scaled[pair][1] = vfmaq_f32(scaled[pair][1], vcvtq_n_f32_s32(sums.pairs[pair][1], 4), second);
+// Sums of 4 * kBlocks rows with a panel, half of it at a time where kPairs is 2: of codes times 16 in int32, or with
+// groups in fp32, of codes times their scale.
+template <bool kHasGroups, typename Codes, int kBlocks, int kPairs>
+[[gnu::noinline]] void multiply_some_rows(const Panel& panel, const std::int8_t* rows, std::int64_t block_bytes,
+                                          std::int32_t* destination) {
+  const Int4Shape& shape = panel.shape;
+  for (std::int64_t half = 0; half < 2; half += kPairs / 2) {
+    const std::int8_t* codes = panel.codes + half * 32;
+    if constexpr (!kHasGroups) {
+      store_sums(multiply_codes<Codes, kBlocks, kPairs>(rows, block_bytes, codes, shape.k), destination + half * 4);
+    } else {
+      Sums<kBlocks, kPairs, float32x4_t> scaled;
+      for (auto& pair : scaled.pairs) {
+        for (auto& sum : pair) sum = vdupq_n_f32(0);
       }
-      group_activations += shape.group_size * kInterleavedRows;
-      group_codes += shape.group_bytes();
-      group_scales += shape.group_bytes();
+      const std::int8_t* group_rows = rows;
+      const std::byte* scales = panel.packed + shape.code_bytes() + half * 8;
+      for (std::int64_t group = 0; group < shape.groups(); ++group) {
+        const auto sums = multiply_codes<Codes, kBlocks, kPairs>(group_rows, block_bytes, codes, shape.group_size);
+#pragma GCC unroll 2
+        for (int i = 0; i < kPairs; i += 2) {
+          const uint16x4_t stored = vld1_u16(reinterpret_cast<const std::uint16_t*>(scales) + 2 * i);
+          const uint64x2_t two_pairs = vreinterpretq_u64_u32(vshll_n_u16(stored, 16));
+          const float32x4_t first = vreinterpretq_f32_u64(vdupq_laneq_u64(two_pairs, 0));
+          const float32x4_t second = vreinterpretq_f32_u64(vdupq_laneq_u64(two_pairs, 1));
+#pragma GCC unroll 8
+          for (int pair = 0; pair < 2 * kBlocks; ++pair) {
+            // The sums are those of 16 * code.
+            float32x4_t(&of)[kPairs] = scaled.pairs[pair];
+            of[i] = vfmaq_f32(of[i], vcvtq_n_f32_s32(sums.pairs[pair][i], 4), first);
+            of[i + 1] = vfmaq_f32(of[i + 1], vcvtq_n_f32_s32(sums.pairs[pair][i + 1], 4), second);
+          }
+        }
+        group_rows += shape.group_size * kInterleavedRows;
+        codes += Codes::group_bytes(shape);
+        scales += shape.group_bytes();
+      }
+      store_sums(scaled, destination + half * 4);
     }
-    const float32x4_t code_sums = vld1q_f32(reinterpret_cast<const float*>(trailer));
-    int32x4_t bits[2 * kBlocks][2];
-    for (int pair = 0; pair < 2 * kBlocks; ++pair) {
-      for (int i = 0; i < 2; ++i) bits[pair][i] = vreinterpretq_s32_f32(scaled[pair][i]);
+  }
+}
+
+// A panel by all rows: as many at a time as leave their sums in registers.
+template <bool kHasGroups, typename Codes>
+void multiply_panel(const Panel& panel, const Rows& rows, std::int32_t* sums) {
+  for (std::int64_t row = 0; row < rows.count;) {
+    const auto run = [&]<int kBlocks, int kPairs>() {
+      multiply_some_rows<kHasGroups, Codes, kBlocks, kPairs>(panel,
+                                                             rows.blocks + row / kInterleavedRows * rows.block_bytes,
+                                                             rows.block_bytes, sums + row * kInt4PanelRows);
+      row += kBlocks * kInterleavedRows;
+    };
+    const std::int64_t left = rows.count - row;
+    if (left <= 4) {
+      run.template operator()<1, 4>();
+    } else if constexpr (kHasGroups) {
+      run.template operator()<2, 2>();
+    } else if (std::is_same_v<Codes, UnpackedCodes> || left <= 8) {
+      run.template operator()<2, 4>();
+    } else if (left <= 12) {
+      run.template operator()<3, 2>();
+    } else {
+      run.template operator()<4, 2>();
     }
-    write([&]<int kLane>(int row, int32x4_t zero_points, float32x4_t scales) {
-      const float32x4_t sum = vreinterpretq_f32_s32(row_of<kBlocks>(bits, row));
-      return vmulq_laneq_f32(vfmaq_laneq_f32(sum, code_sums, vcvtq_f32_s32(zero_points), kLane), scales, kLane);
-    });
+  }
+}
+
+// Unpacks the codes first where that is done once for many rows.
+template <bool kHasGroups>
+void multiply_packed_panel(const Int4Shape& shape, const std::byte* packed, const Rows& rows, std::int8_t* unpacked,
+                           std::int32_t* sums) {
+  constexpr std::int64_t kRowsAtOnce = kHasGroups ? 8 : 16;
+  if (rows.count <= kRowsAtOnce || shape.k > kUnpackedInputs) {
+    const Panel panel{shape, packed, reinterpret_cast<const std::int8_t*>(packed)};
+    return multiply_panel<kHasGroups, PackedCodes>(panel, rows, sums);
+  }
+  unpack_panel(shape, packed, unpacked);
+  multiply_panel<kHasGroups, UnpackedCodes>(Panel{shape, packed, unpacked}, rows, sums);
+}
+
+// What the outputs of a panel have in common: the sums of their codes and, without groups, scales; in the units of the
+// sums of products.
+struct PanelNumbers {
+  float code_sums[kInt4PanelRows], scales[kInt4PanelRows];
+
+  PanelNumbers(const Int4Shape& shape, const std::byte* packed) {
+    const std::byte* trailer = packed + shape.groups() * shape.group_bytes();
+    for (int i = 0; i < kInt4PanelRows; i += 4) {
+      const auto* sums = reinterpret_cast<const std::int32_t*>(trailer) + i;
+      const int32x4_t four = vld1q_s32(sums);
+      vst1q_f32(code_sums + i, shape.has_groups() ? vreinterpretq_f32_s32(four) : vcvtq_f32_s32(four));
+      if (!shape.has_groups()) vst1q_f32(scales + i, vld1q_f32(reinterpret_cast<const float*>(sums) + kInt4PanelRows));
+    }
   }
 };
 
-template <int kBlocks>
-void multiply_whole(const Tile& tile, std::int64_t row) {
-  for (std::int64_t output = 0; output < tile.outputs; output += kHalfPanel) {
-    HalfPanel<kBlocks>(tile, row, output).multiply_whole();
+// Zero points, negated, and scales of rows.
+struct RowNumbers {
+  float zero_points[kMostRows + kInterleavedRows], scales[kMostRows + kInterleavedRows];
+
+  RowNumbers(const Int4Shape& shape, const Rows& rows) {
+    for (std::int64_t row = 0; row < rows.count; row += kInterleavedRows) {
+      const std::int8_t* block = rows.blocks + row / kInterleavedRows * rows.block_bytes;
+      const auto* numbers = reinterpret_cast<const std::int32_t*>(block + kInterleavedRows * shape.k);
+      vst1q_f32(zero_points + row, vcvtq_f32_s32(vld1q_s32(numbers)));
+      vst1q_f32(scales + row, vld1q_f32(reinterpret_cast<const float*>(numbers + kInterleavedRows)));
+    }
+  }
+};
+
+// Outputs of a panel for all rows, from their sums: rows of eight, `stride` elements apart.
+template <bool kHasGroups, bool kHasBias, typename Element>
+void finish_panel(const std::int32_t* sums, const RowNumbers& row_numbers, const PanelNumbers& panel, const float* bias,
+                  std::int64_t rows, Element* output, std::int64_t stride) {
+  const Float8 code_sums = load(panel.code_sums), scales = load(panel.scales), added = load(bias);
+  for (std::int64_t row = 0; row < rows; ++row, sums += kInt4PanelRows, output += stride) {
+    const float zero_point = row_numbers.zero_points[row], scale = row_numbers.scales[row];
+    const auto finish = [&](const std::int32_t* four, float32x4_t four_sums, float32x4_t four_scales,
+                            float32x4_t four_added) {
+      const int32x4_t stored = vld1q_s32(four);
+      float32x4_t sum = kHasGroups ? vreinterpretq_f32_s32(stored) : vcvtq_f32_s32(stored);
+      sum = vfmaq_n_f32(sum, four_sums, zero_point);
+      if constexpr (!kHasGroups) sum = vmulq_f32(sum, four_scales);
+      return kHasBias ? vfmaq_n_f32(four_added, sum, scale) : vmulq_n_f32(sum, scale);
+    };
+    store(output, Float8{finish(sums, code_sums.low, scales.low, added.low),
+                         finish(sums + 4, code_sums.high, scales.high, added.high)});
   }
 }
 
-template <int kBlocks>
-void multiply_groups(const Tile& tile, std::int64_t row) {
-  for (std::int64_t output = 0; output < tile.outputs; output += kHalfPanel) {
-    HalfPanel<kBlocks>(tile, row, output).multiply_groups();
-  }
-}
-
-// By SMMLA: for as many rows at a time as leave their sums in registers.
-void multiply_by_matrix_product(const Tile& tile) {
-  constexpr void (*kWhole[])(const Tile&, std::int64_t) = {multiply_whole<1>, multiply_whole<2>, multiply_whole<3>,
-                                                           multiply_whole<4>};
-  constexpr void (*kGroups[])(const Tile&, std::int64_t) = {multiply_groups<1>, multiply_groups<2>};
-  const std::int64_t most = tile.shape.has_groups() ? std::size(kGroups) : std::size(kWhole);
-  for (std::int64_t row = 0; row < tile.rows;) {
-    const std::int64_t blocks = std::min(most, (tile.rows - row + kInterleavedRows - 1) / kInterleavedRows);
-    (tile.shape.has_groups() ? kGroups : kWhole)[blocks - 1](tile, row);
-    row += blocks * kInterleavedRows;
-  }
-}
-
-// A single row and one scale for each output. A register holds two chunks of eight inputs as if they were two rows:
-// each is multiplied with the codes of both, and the half that means something is taken at the end.
-void multiply_whole_row(const Tile& tile) {
-  const std::int64_t k = tile.shape.k;
-  const auto* numbers = reinterpret_cast<const std::int32_t*>(tile.activations + k);
-  const float scale = reinterpret_cast<const float*>(numbers)[1];
-  const int8x16_t high_half = vdupq_n_s8(static_cast<std::int8_t>(0xf0));
-  for (std::int64_t output = 0; output < tile.outputs; output += kInt4PanelRows) {
-    const auto* activations = reinterpret_cast<const std::int8_t*>(tile.activations);
-    const auto* codes = reinterpret_cast<const std::int8_t*>(tile.panel(output));
-    int32x4_t even[4], odd[4];  // chunks; pairs of outputs
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) even[i] = odd[i] = vdupq_n_s32(0);
-    for (std::int64_t j = 0; j < k; j += kInt4Block) {
-      const int8x16_t low_inputs = vld1q_s8(activations + j), high_inputs = vld1q_s8(activations + j + 16);
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) {
-        const int8x16_t first = vld1q_s8(codes + i * 16);
-        const int8x16_t second = vld1q_s8(codes + kPanelBlockBytes / 2 + i * 16);
-        even[i] = vmmlaq_s32(even[i], low_inputs, vshlq_n_s8(first, 4));
-        odd[i] = vmmlaq_s32(odd[i], low_inputs, vshlq_n_s8(second, 4));
-        even[i] = vmmlaq_s32(even[i], high_inputs, vandq_s8(first, high_half));
-        odd[i] = vmmlaq_s32(odd[i], high_inputs, vandq_s8(second, high_half));
+template <bool kHasGroups, typename Element>
+void multiply_panels(const LinearInt4Arguments& arguments, std::int64_t row_begin, std::int64_t row_end,
+                     std::int64_t panel_begin, std::int64_t panel_end) {
+  alignas(64) std::int8_t unpacked[kUnpackedInputs * kInt4PanelRows];
+  alignas(64) std::int32_t sums[(kMostRows + kTileRows) * kInt4PanelRows];
+  alignas(64) float values[kMostRows * kInt4PanelRows];
+  const Int4Shape& shape = arguments.shape;
+  const std::int64_t block_bytes = activation_block_bytes(shape, kInterleavedRows), panel_bytes = shape.panel_bytes();
+  const Rows rows{
+      reinterpret_cast<const std::int8_t*>(arguments.activations + row_begin / kInterleavedRows * block_bytes),
+      block_bytes, row_end - row_begin};
+  const RowNumbers row_numbers(shape, rows);
+  for (std::int64_t panel = panel_begin; panel < panel_end; ++panel) {
+    const std::byte* packed = arguments.packed + panel * panel_bytes;
+    multiply_packed_panel<kHasGroups>(shape, packed, rows, unpacked, sums);
+    const PanelNumbers numbers(shape, packed);
+    const std::int64_t first = panel * kInt4PanelRows;
+    if (shape.has_zero_points || first + kInt4PanelRows > shape.n) {
+      finish_panel<kHasGroups, false>(sums, row_numbers, numbers, kNoBias, rows.count, values, kInt4PanelRows);
+      for (std::int64_t row = 0; row < rows.count; ++row) {
+        const float* of_groups =
+            shape.has_zero_points ? group_sums(arguments, kInterleavedRows, row_begin + row) : nullptr;
+        finish_row<Element>(arguments, row_begin + row, panel, panel + 1, values + row * kInt4PanelRows, of_groups);
       }
-      codes += kPanelBlockBytes;
+      continue;
     }
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-      const auto as_pairs = [](int32x4_t sum) { return vreinterpretq_s64_s32(sum); };
-      const int64x2_t of_even = vuzp1q_s64(as_pairs(even[2 * half]), as_pairs(even[2 * half + 1]));
-      const int64x2_t of_odd = vuzp2q_s64(as_pairs(odd[2 * half]), as_pairs(odd[2 * half + 1]));
-      const int32x4_t sum = vaddq_s32(vreinterpretq_s32_s64(of_even), vreinterpretq_s32_s64(of_odd));
-      vst1q_f32(tile.values + output + 4 * half, vreinterpretq_f32_s32(sum));
+    Element* output = static_cast<Element*>(arguments.output) + row_begin * shape.n + first;
+    if (arguments.bias == nullptr) {
+      finish_panel<kHasGroups, false>(sums, row_numbers, numbers, kNoBias, rows.count, output, shape.n);
+      continue;
     }
+    float bias[kInt4PanelRows];
+    store(bias, load(static_cast<const Element*>(arguments.bias) + first));
+    finish_panel<kHasGroups, true>(sums, row_numbers, numbers, bias, rows.count, output, shape.n);
   }
+}
 
-  const std::byte* trailer = tile.panels + tile.shape.code_bytes();
-  for (std::int64_t output = 0; output < tile.outputs; output += kInt4PanelRows, trailer += tile.panel_bytes) {
-    const auto* code_sums = reinterpret_cast<const std::int32_t*>(trailer);
-    const auto* scales = reinterpret_cast<const float*>(code_sums + kInt4PanelRows);
-    float* values = tile.values + output;
+// The products of a single row with a panel, times 16. A register holds two chunks of eight inputs as if they were two
+// rows: each is multiplied with the codes of both, and the half that means something is taken at the end.
+void multiply_row_codes(const std::int8_t* activations, const std::int8_t* codes, std::int64_t k, std::int32_t* sums) {
+  const int8x16_t high_half = vdupq_n_s8(static_cast<std::int8_t>(0xf0));
+  int32x4_t even[4], odd[4];  // chunks; pairs of outputs
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) even[i] = odd[i] = vdupq_n_s32(0);
+  for (std::int64_t j = 0; j < k; j += kInt4Block) {
+    const int8x16_t low_inputs = vld1q_s8(activations + j), high_inputs = vld1q_s8(activations + j + 16);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const int8x16_t first = vld1q_s8(codes + i * 16);
+      const int8x16_t second = vld1q_s8(codes + kPanelBlockBytes / 2 + i * 16);
+      even[i] = vmmlaq_s32(even[i], low_inputs, vshlq_n_s8(first, 4));
+      odd[i] = vmmlaq_s32(odd[i], low_inputs, vshlq_n_s8(second, 4));
+      even[i] = vmmlaq_s32(even[i], high_inputs, vandq_s8(first, high_half));
+      odd[i] = vmmlaq_s32(odd[i], high_inputs, vandq_s8(second, high_half));
+    }
+    codes += kPanelBlockBytes;
+  }
 #pragma GCC unroll 2
-    for (int half = 0; half < 8; half += 4) {
-      const int32x4_t products = vreinterpretq_s32_f32(vld1q_f32(values + half));
-      const int32x4_t sum = vmlaq_n_s32(products, vld1q_s32(code_sums + half), *numbers);
-      vst1q_f32(values + half, vmulq_f32(vmulq_n_f32(vcvtq_f32_s32(sum), scale), vld1q_f32(scales + half)));
+  for (int half = 0; half < 2; ++half) {
+    const auto as_pairs = [](int32x4_t sum) { return vreinterpretq_s64_s32(sum); };
+    const int64x2_t of_even = vuzp1q_s64(as_pairs(even[2 * half]), as_pairs(even[2 * half + 1]));
+    const int64x2_t of_odd = vuzp2q_s64(as_pairs(odd[2 * half]), as_pairs(odd[2 * half + 1]));
+    vst1q_s32(sums + 4 * half, vaddq_s32(vreinterpretq_s32_s64(of_even), vreinterpretq_s32_s64(of_odd)));
+  }
+}
+
+// A single row and one scale for each output: panels at `packed`, whose biases are `bias`.
+template <bool kHasBias, typename Bias, typename Element>
+void multiply_whole_row(const Int4Shape& shape, const std::byte* row, const std::byte* packed, std::int64_t panels,
+                        const Bias* bias, Element* output) {
+  constexpr std::int64_t kPanelsAtOnce = 128;
+  alignas(64) std::int32_t sums[kPanelsAtOnce * kInt4PanelRows];
+  const std::int64_t panel_bytes = shape.panel_bytes();
+  const auto* activations = reinterpret_cast<const std::int8_t*>(row);
+  const auto* numbers = reinterpret_cast<const std::int32_t*>(activations + shape.k);
+  const std::int32_t zero_point = *numbers;
+  const float scale = reinterpret_cast<const float*>(numbers)[1];
+  for (std::int64_t begin = 0; begin < panels; begin += kPanelsAtOnce) {
+    const std::int64_t count = std::min(kPanelsAtOnce, panels - begin);
+    const std::byte* trailer = packed + shape.code_bytes();
+    for (std::int64_t i = 0; i < count; ++i, packed += panel_bytes) {
+      multiply_row_codes(activations, reinterpret_cast<const std::int8_t*>(packed), shape.k, sums + i * kInt4PanelRows);
+    }
+    for (std::int64_t i = 0; i < count; ++i, trailer += panel_bytes, output += kInt4PanelRows) {
+      const auto* code_sums = reinterpret_cast<const std::int32_t*>(trailer);
+      const Float8 scales = load(reinterpret_cast<const float*>(code_sums + kInt4PanelRows));
+      const auto finish = [&](int at, float32x4_t four_scales) {
+        const int32x4_t products = vld1q_s32(sums + i * kInt4PanelRows + at);
+        const int32x4_t sum = vmlaq_n_s32(products, vld1q_s32(code_sums + at), zero_point);
+        return vmulq_f32(vmulq_n_f32(vcvtq_f32_s32(sum), scale), four_scales);
+      };
+      Float8 values{finish(0, scales.low), finish(4, scales.high)};
+      if constexpr (kHasBias) {
+        const Float8 added = load(bias + (begin + i) * kInt4PanelRows);
+        values = {vaddq_f32(values.low, added.low), vaddq_f32(values.high, added.high)};
+      }
+      store(output, values);
     }
   }
 }
 
-void multiply_row(const Tile& tile) {
-  if (tile.shape.has_groups()) {
-    multiply_row_by_kleidiai(tile);
+// Whole panels at once; what is left is done by tiles.
+template <typename Element>
+std::int64_t multiply_whole_panels(const LinearInt4Arguments& arguments, std::int64_t panel_begin,
+                                   std::int64_t panel_end) {
+  const Int4Shape& shape = arguments.shape;
+  const std::int64_t panels = std::min(panel_end, shape.n / kInt4PanelRows) - panel_begin;
+  if (panels <= 0) return panel_begin;
+  const std::int64_t first = panel_begin * kInt4PanelRows;
+  const std::byte* packed = arguments.packed + panel_begin * shape.panel_bytes();
+  const auto* bias = static_cast<const Element*>(arguments.bias);
+  Element* output = static_cast<Element*>(arguments.output) + first;
+  if (bias == nullptr) {
+    multiply_whole_row<false>(shape, arguments.activations, packed, panels, bias, output);
   } else {
-    multiply_whole_row(tile);
+    multiply_whole_row<true>(shape, arguments.activations, packed, panels, bias + first, output);
   }
+  return panel_begin + panels;
+}
+
+// A single row: by tiles with groups, with zero points and for the last panel where it is not whole.
+template <typename Element>
+void multiply_row(const LinearInt4Arguments& arguments, std::int64_t panel_begin, std::int64_t panel_end) {
+  const bool is_plain = !arguments.shape.has_groups() && !arguments.shape.has_zero_points;
+  if (is_plain) panel_begin = multiply_whole_panels<Element>(arguments, panel_begin, panel_end);
+  const auto multiply_tile = [](const Tile& tile) {
+    if (tile.shape.has_groups()) return multiply_row_by_kleidiai(tile);
+    multiply_whole_row<false>(tile.shape, tile.activations, tile.panels, tile.outputs / kInt4PanelRows, kNoBias,
+                              tile.values);
+  };
+  multiply_tiles(arguments, 0, 1, panel_begin, panel_end, multiply_tile, multiply_tile);
 }
 
 void multiply(const LinearInt4Arguments& arguments, std::int64_t block_begin, std::int64_t block_end,
               std::int64_t panel_begin, std::int64_t panel_end) {
-  multiply_tiles(arguments, block_begin, block_end, panel_begin, panel_end, multiply_row, multiply_by_matrix_product);
+  const auto run = [&]<typename Element>(Element) {
+    if (arguments.rows == 1) return multiply_row<Element>(arguments, panel_begin, panel_end);
+    const std::int64_t end = std::min(block_end * kInterleavedRows, arguments.rows);
+    for (std::int64_t row = block_begin * kInterleavedRows; row < end; row += kMostRows) {
+      const std::int64_t row_end = std::min(row + kMostRows, end);
+      (arguments.shape.has_groups() ? multiply_panels<true, Element>
+                                    : multiply_panels<false, Element>)(arguments, row, row_end, panel_begin, panel_end);
+    }
+  };
+  switch (arguments.type) {
+    case ScalarType::bfloat16: return run(BFloat16{});
+    case ScalarType::float16: return run(Float16{});
+    case ScalarType::float32: return run(float{});
+  }
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ void quantise(const LinearInt4Arguments& arguments, std::int64_t block_begin, st
       arguments, block_rows(arguments.rows), block_begin, block_end,
       [](const auto* input, std::int64_t size) { return find_range(input, size); },
       [](const auto* input, std::int64_t size, const Mapping& mapping, std::int8_t* codes, std::int64_t stride) {
-        convert(input, size, mapping, codes, stride);
+        convert<true>(input, size, mapping, codes, stride);
       });
 }
 

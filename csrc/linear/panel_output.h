@@ -7,27 +7,13 @@
 #include <type_traits>
 #include <utility>
 
-#include "linear/neon_elements.h"
+#include "isa/neon_convert.h"
 #include "linear/panel_linear.h"
 
 namespace vllm_arm {
 
 // In an anonymous namespace: each variant keeps its own copy, compiled for its own instruction set.
 namespace {
-
-[[maybe_unused]] void store_four(float* destination, float32x4_t value) { vst1q_f32(destination, value); }
-
-[[maybe_unused]] void store_four(BFloat16* destination, float32x4_t value) {
-#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-  vst1_u16(&destination->bits, vreinterpret_u16_bf16(vcvt_bf16_f32(value)));
-#else
-  vst1_u16(&destination->bits, to_bfloat16(value));
-#endif
-}
-
-[[maybe_unused]] void store_four(Float16* destination, float32x4_t value) {
-  vst1_u16(&destination->bits, vreinterpret_u16_f16(vcvt_f16_f32(value)));
-}
 
 constexpr int kPanelVectors = kPanelOutputs / 4;
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "linear/panel_matrix.h"
-#include "linear/quantise_rows.h"
+#include "linear/quantise_neon_rows.h"
 
 namespace vllm_arm {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <type_traits>
 
-#include "linear/neon_elements.h"
+#include "isa/neon_convert.h"
 #include "linear/quantise_rows.h"
 
 namespace vllm_arm {
@@ -62,13 +62,16 @@ struct BitRange32 {
 template <typename Element>
 Range find_range(const Element* input, std::int64_t size) {
   using BitRange = std::conditional_t<sizeof(Element) == 2, BitRange16, BitRange32>;
-  BitRange range, other;  // two, for each waits for itself
+  constexpr int kRanges = 4;  // several, for each waits for itself
+  BitRange ranges[kRanges];
   std::int64_t i = 0;
-  for (; i + 2 * kLanes <= size; i += 2 * kLanes) {
-    range.take(bits_of(input + i));
-    other.take(bits_of(input + i + kLanes));
+  for (; i + kRanges * kLanes <= size; i += kRanges * kLanes) {
+    for (int j = 0; j < kRanges; ++j) ranges[j].take(bits_of(input + i + j * kLanes));
   }
-  range.join(other);
+  ranges[2].join(ranges[3]);
+  ranges[0].join(ranges[1]);
+  ranges[0].join(ranges[2]);
+  BitRange& range = ranges[0];
   for (; i + kLanes <= size; i += kLanes) range.take(bits_of(input + i));
   if (i < size) {
     Element tail[kLanes] = {};
@@ -78,18 +81,36 @@ Range find_range(const Element* input, std::int64_t size) {
   return range.as(Element{});
 }
 
-// Eight codes lie together; the next eight begin `stride` bytes further.
-template <typename Element>
+// Four values times `inverse`, magnitudes below 2^15, rounded to nearest even in the lower half of each lane: added to
+// 1.5 * 2^23 they leave the integer in the lowest bits, at twice the speed of FCVTNS.
+[[maybe_unused]] int16x8_t round_in_lower_halves(float32x4_t values, float32x4_t inverse) {
+  const float32x4_t product = vmulq_f32(values, inverse), align = vdupq_n_f32(12582912.0F);
+  // The product is rounded on its own, as in every variant; as a sum the compiler would take both for an FMLA.
+  float32x4_t sum;
+  asm("fadd %0.4s, %1.4s, %2.4s" : "=w"(sum) : "w"(product), "w"(align));
+  return vreinterpretq_s16_f32(sum);
+}
+
+// Eight codes lie together; the next eight begin `stride` bytes further. kIsBounded: products with the inverse are of
+// magnitudes below 2^15, as they are where the mapping was made for this row.
+template <bool kIsBounded, typename Element>
 void convert(const Element* input, std::int64_t size, const Mapping& mapping, std::int8_t* output,
              std::int64_t stride = kLanes) {
   const int16x8_t zero_point = vdupq_n_s16(static_cast<std::int16_t>(mapping.zero_point));
-  const auto to_integers = [&](float32x4_t value) { return vcvtnq_s32_f32(vmulq_n_f32(value, mapping.inverse)); };
+  const float32x4_t inverse = vdupq_n_f32(mapping.inverse);
+  const auto to_integers = [&](float32x4_t value) { return vcvtnq_s32_f32(vmulq_f32(value, inverse)); };
   // What saturates on the way saturates at the end, for a zero point has eight bits.
   const auto convert_lanes = [&](Float8 x) {
-    const int16x8_t integers = vqmovn_high_s32(vqmovn_s32(to_integers(x.low)), to_integers(x.high));
+    const int16x8_t integers =
+        kIsBounded ? vuzp1q_s16(round_in_lower_halves(x.low, inverse), round_in_lower_halves(x.high, inverse))
+                   : vqmovn_high_s32(vqmovn_s32(to_integers(x.low)), to_integers(x.high));
     return vqmovn_s16(vqaddq_s16(integers, zero_point));
   };
   std::int64_t i = 0;
+  for (; i + 2 * kLanes <= size; i += 2 * kLanes, output += 2 * stride) {
+    vst1_s8(output, convert_lanes(load(input + i)));
+    vst1_s8(output + stride, convert_lanes(load(input + i + kLanes)));
+  }
   for (; i + kLanes <= size; i += kLanes, output += stride) vst1_s8(output, convert_lanes(load(input + i)));
   if (i < size) {
     Element tail[kLanes] = {};
