@@ -202,8 +202,7 @@ void multiply_panel(const Panel& panel, const Rows& rows, std::int32_t* sums) {
 template <bool kHasGroups>
 void multiply_packed_panel(const Int4Shape& shape, const std::byte* packed, const Rows& rows, std::int8_t* unpacked,
                            std::int32_t* sums) {
-  constexpr std::int64_t kRowsAtOnce = kHasGroups ? 8 : 16;
-  if (rows.count <= kRowsAtOnce || shape.k > kUnpackedInputs) {
+  if (rows.count <= kTileRows || shape.k > kUnpackedInputs) {
     const Panel panel{shape, packed, reinterpret_cast<const std::int8_t*>(packed)};
     return multiply_panel<kHasGroups, PackedCodes>(panel, rows, sums);
   }

@@ -45,30 +45,39 @@ struct Int8Matrix {
   }
 };
 
-// One row: a vector of it is two runs, which go to the first and the second row of sums. Each is multiplied by its own
-// step of the panel, and what its neighbour makes of that step is not looked at.
-template <typename Matrix, typename Output>
-[[gnu::noinline]] void row_by_matrix(const Output& output, const char* row, const char* panel, std::int64_t steps,
-                                     std::int64_t row_index) {
+// One row, by one panel or by two that follow each other, so that it is loaded less often: a vector of it is two runs,
+// which go to the first and the second row of sums. Each is multiplied by its own step of the panel, and what its
+// neighbour makes of that step is not looked at.
+template <typename Matrix, int kPanels, typename Output>
+[[gnu::noinline]] void row_by_matrix(const Output (&outputs)[kPanels], const char* row, const char* panels,
+                                     std::int64_t steps, std::int64_t row_index) {
   using Sum = typename Matrix::Sum;
-  Sum even[kOutputPairs], odd[kOutputPairs];
-  for (int j = 0; j < kOutputPairs; ++j) even[j] = odd[j] = Matrix::zero();
-  for (std::int64_t step = 0; step < steps; step += 2, row += 2 * kRunBytes, panel += 2 * kStepBytes) {
+  Sum even[kPanels][kOutputPairs], odd[kPanels][kOutputPairs];
+  unrolled<kPanels>([&](auto p) {
+    for (int j = 0; j < kOutputPairs; ++j) even[p][j] = odd[p][j] = Matrix::zero();
+  });
+  const std::int64_t panel_bytes = steps * kStepBytes;
+  for (std::int64_t step = 0; step < steps; step += 2, row += 2 * kRunBytes, panels += 2 * kStepBytes) {
     const auto inputs = Matrix::load(row);
-    for (int j = 0; j < kOutputPairs; ++j) {
-      even[j] = Matrix::multiply_add(even[j], inputs, Matrix::load(panel + 16 * j));
-      odd[j] = Matrix::multiply_add(odd[j], inputs, Matrix::load(panel + kStepBytes + 16 * j));
+    unrolled<kPanels>([&](auto p) {
+      const char* panel = panels + p * panel_bytes;
+      for (int j = 0; j < kOutputPairs; ++j) {
+        even[p][j] = Matrix::multiply_add(even[p][j], inputs, Matrix::load(panel + 16 * j));
+        odd[p][j] = Matrix::multiply_add(odd[p][j], inputs, Matrix::load(panel + kStepBytes + 16 * j));
+      }
+    });
+  }
+  unrolled<kPanels>([&](auto p) {
+    Sum sums[kPanelVectors];
+    for (int i = 0; i < kPanelVectors; ++i) {
+      sums[i] = Matrix::add(Matrix::first_row(even[p][2 * i], even[p][2 * i + 1]),
+                            Matrix::second_row(odd[p][2 * i], odd[p][2 * i + 1]));
     }
-  }
-  Sum sums[kPanelVectors];
-  for (int i = 0; i < kPanelVectors; ++i) {
-    sums[i] =
-        Matrix::add(Matrix::first_row(even[2 * i], even[2 * i + 1]), Matrix::second_row(odd[2 * i], odd[2 * i + 1]));
-  }
-  typename Output::Buffer buffer;
-  BlockOutput block(output, row_index, buffer);
-  block.store(0, sums);
-  block.finish(1);
+    typename Output::Buffer buffer;
+    BlockOutput block(outputs[p], row_index, buffer);
+    block.store(0, sums);
+    block.finish(1);
+  });
 }
 
 // Rows [row_begin, row_end) in blocks of kPairs pairs. Few pairs have two sets of sums, so that no product waits for
@@ -132,17 +141,26 @@ void multiply_matrix(const PanelProduct& product, std::int64_t block_begin, std:
   const std::int64_t whole_end = rest == kBlockRows - 1 ? end : end - rest;
   const char* rows = product.rows + begin * row_bytes;
   const char* rest_rows = product.rows + whole_end * row_bytes;
-  for_each_panel<Element, std::is_same_v<Matrix, Int8Matrix>>(
-      product, panel_begin, panel_end, [&](const auto& output, const char* panel) {
-        if (whole_end > begin) pairs_by_matrix<Matrix, 4>(output, rows, panel, steps, begin, whole_end);
-        if (whole_end == end) return;
-        if (rest == 1) return row_by_matrix<Matrix>(output, rest_rows, panel, steps, whole_end);
-        switch ((rest + 1) / 2) {
-          case 1: return pairs_by_matrix<Matrix, 1>(output, rest_rows, panel, steps, whole_end, end);
-          case 2: return pairs_by_matrix<Matrix, 2>(output, rest_rows, panel, steps, whole_end, end);
-          default: return pairs_by_matrix<Matrix, 3>(output, rest_rows, panel, steps, whole_end, end);
-        }
-      });
+  constexpr bool kIsInt8 = std::is_same_v<Matrix, Int8Matrix>;
+  if (end - begin == 1) {
+    const auto multiply_row = [&](const auto& outputs, const char* panels) {
+      row_by_matrix<Matrix>(outputs, rows, panels, steps, begin);
+    };
+    const std::int64_t pairs_end = panel_end - (panel_end - panel_begin) % 2;
+    for_each_panel<Element, kIsInt8, 2>(product, panel_begin, pairs_end, multiply_row);
+    return for_each_panel<Element, kIsInt8, 1>(product, pairs_end, panel_end, multiply_row);
+  }
+  for_each_panel<Element, kIsInt8, 1>(product, panel_begin, panel_end, [&](const auto& outputs, const char* panel) {
+    const auto& output = outputs[0];
+    if (whole_end > begin) pairs_by_matrix<Matrix, 4>(output, rows, panel, steps, begin, whole_end);
+    if (whole_end == end) return;
+    if (rest == 1) return row_by_matrix<Matrix>(outputs, rest_rows, panel, steps, whole_end);
+    switch ((rest + 1) / 2) {
+      case 1: return pairs_by_matrix<Matrix, 1>(output, rest_rows, panel, steps, whole_end, end);
+      case 2: return pairs_by_matrix<Matrix, 2>(output, rest_rows, panel, steps, whole_end, end);
+      default: return pairs_by_matrix<Matrix, 3>(output, rest_rows, panel, steps, whole_end, end);
+    }
+  });
 }
 
 // The last, partial vector of a row of `bytes`, filled up with zeros.

@@ -136,16 +136,20 @@ class BlockOutput {
   int32x4_t weight_sums_[kPanelVectors];
 };
 
-// Calls multiply_panel(output, panel) for each panel: what it multiplies by all rows before the next, so that a weight
-// is read from memory once.
-template <typename Element, bool kIsInt8, typename MultiplyPanel>
+// Calls multiply_panels(outputs, panels) for each kCount panels, of which there is a multiple: what it multiplies by
+// all rows before the next, so that a weight is read from memory once.
+template <typename Element, bool kIsInt8, int kCount, typename MultiplyPanels>
 void for_each_panel(const PanelProduct& product, std::int64_t panel_begin, std::int64_t panel_end,
-                    MultiplyPanel multiply_panel) {
+                    MultiplyPanels multiply_panels) {
   const auto each = [&]<bool kHasBias, bool kHasZeroPoints>() {
     const std::int64_t bytes = panel_bytes(product.type, product.k);
-    for (std::int64_t panel = panel_begin; panel < panel_end; ++panel) {
-      const PanelOutput<Element, kHasBias, kHasZeroPoints> output(product, panel);
-      multiply_panel(output, product.weight + panel * bytes);
+    for (std::int64_t panel = panel_begin; panel < panel_end; panel += kCount) {
+      using Output = PanelOutput<Element, kHasBias, kHasZeroPoints>;
+      const auto run = [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) {
+        const Output outputs[] = {Output(product, panel + kIndex)...};
+        multiply_panels(outputs, product.weight + panel * bytes);
+      };
+      run(std::make_integer_sequence<int, kCount>{});
     }
   };
   const bool has_bias = product.bias != nullptr;

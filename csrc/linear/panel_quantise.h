@@ -31,43 +31,44 @@ inline float find_magnitude(const BFloat16* row, std::int64_t size) {
   return to_float(BFloat16{bits});
 }
 
-// 16 elements times `inverse`, which leaves magnitudes up to 127, rounded to nearest even: added to 1.5 * 2^23 they
-// leave the integer in the lowest byte, at twice the speed of FCVTNS.
-inline int8x16_t quantise_vector(const BFloat16* source, float32x4_t inverse) {
-  const float32x4_t align = vdupq_n_f32(12582912.0F);
-  const uint16x8_t zero = vdupq_n_u16(0);
-  const auto round = [&](uint16x8_t four) {
-    const float32x4_t product = vmulq_f32(vreinterpretq_f32_u16(four), inverse);
-    // The product is rounded on its own, as quantise does; as a sum the compiler would take both for an FMLA.
-    float32x4_t sum;
-    asm("fadd %0.4s, %1.4s, %2.4s" : "=w"(sum) : "w"(product), "w"(align));
-    return vreinterpretq_u16_f32(sum);
-  };
-  uint16x8_t halves[2];
-  for (int i = 0; i < 2; ++i) {
-    const uint16x8_t bits = load_bits(source + 8 * i);
-    halves[i] = vuzp1q_u16(round(vzip1q_u16(zero, bits)), round(vzip2q_u16(zero, bits)));
+// Eight elements and eight more times `inverse`, which leaves magnitudes up to 127: codes in the lower bytes of lanes.
+struct QuantisedVector {
+  uint8x16_t first, second;
+
+  QuantisedVector(const BFloat16* source, float32x4_t inverse)
+      : first(quantise(source, inverse)), second(quantise(source + 8, inverse)) {}
+
+ private:
+  static uint8x16_t quantise(const BFloat16* source, float32x4_t inverse) {
+    const uint16x8_t bits = load_bits(source), zero = vdupq_n_u16(0);
+    const int16x8_t low = round_in_lower_halves(vreinterpretq_f32_u16(vzip1q_u16(zero, bits)), inverse);
+    const int16x8_t high = round_in_lower_halves(vreinterpretq_f32_u16(vzip2q_u16(zero, bits)), inverse);
+    return vreinterpretq_u8_s16(vuzp1q_s16(low, high));
   }
-  return vreinterpretq_s8_u8(vuzp1q_u8(vreinterpretq_u8_u16(halves[0]), vreinterpretq_u8_u16(halves[1])));
-}
+};
 
 // The last, partial vector of a row, filled up with zeros.
-inline int8x16_t quantise_rest(const BFloat16* source, std::int64_t count, float32x4_t inverse) {
+inline QuantisedVector quantise_rest(const BFloat16* source, std::int64_t count, float32x4_t inverse) {
   BFloat16 rest[kVectorBytes] = {};
   std::memcpy(rest, source, static_cast<std::size_t>(count) * sizeof(BFloat16));
-  return quantise_vector(rest, inverse);
+  return {rest, inverse};
 }
 
-// Calls use(vector) for each vector of a row.
+// Calls use(vector of the first row, of the second) for each vector of two rows.
 template <typename Use>
 void for_each_vector(const BFloat16* first, const BFloat16* second, std::int64_t size, float32x4_t first_inverse,
                      float32x4_t second_inverse, Use use) {
   std::int64_t i = 0;
   for (; i + kVectorBytes <= size; i += kVectorBytes) {
-    use(quantise_vector(first + i, first_inverse), quantise_vector(second + i, second_inverse));
+    use(QuantisedVector(first + i, first_inverse), QuantisedVector(second + i, second_inverse));
   }
   if (i == size) return;
   use(quantise_rest(first + i, size - i, first_inverse), quantise_rest(second + i, size - i, second_inverse));
+}
+
+// The lower bytes of lanes.
+inline void store_codes(char* destination, uint8x16_t first, uint8x16_t second) {
+  vst1q_u8(reinterpret_cast<std::uint8_t*>(destination), vuzp1q_u8(first, second));
 }
 
 inline void quantise_matrix_rows(const QuantiseArguments& arguments, std::int64_t rows, char* packed,
@@ -89,8 +90,8 @@ inline void quantise_matrix_rows(const QuantiseArguments& arguments, std::int64_
       const float32x4_t inverse = inverse_of(row);
       char* destination = packed + begin * padded + m * kRunBytes;
       if (count == 1) {
-        for_each_vector(first, first, size, inverse, inverse, [&](int8x16_t vector, int8x16_t) {
-          vst1q_s8(reinterpret_cast<std::int8_t*>(destination), vector);
+        for_each_vector(first, first, size, inverse, inverse, [&](QuantisedVector vector, QuantisedVector) {
+          store_codes(destination, vector.first, vector.second);
           destination += kVectorBytes;
         });
         continue;
@@ -99,10 +100,9 @@ inline void quantise_matrix_rows(const QuantiseArguments& arguments, std::int64_
       const bool is_whole = m + 1 < count;
       const std::int64_t stride = (count + 1) / 2 * 16;
       for_each_vector(first, is_whole ? first + size : first, size, inverse,
-                      is_whole ? inverse_of(row + 1) : vdupq_n_f32(0), [&](int8x16_t a, int8x16_t b) {
-                        const uint64x2_t of_first = vreinterpretq_u64_s8(a), of_second = vreinterpretq_u64_s8(b);
-                        store_runs(destination, vzip1q_u64(of_first, of_second));
-                        store_runs(destination + stride, vzip2q_u64(of_first, of_second));
+                      is_whole ? inverse_of(row + 1) : vdupq_n_f32(0), [&](QuantisedVector a, QuantisedVector b) {
+                        store_codes(destination, a.first, b.first);
+                        store_codes(destination + stride, a.second, b.second);
                         destination += 2 * stride;
                       });
     }

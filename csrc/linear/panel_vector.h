@@ -152,8 +152,9 @@ void multiply_vectors(const PanelProduct& product, std::int64_t block_begin, std
   const std::int64_t whole_end = rest > 4 ? end : end - rest;
   const char* rows = product.rows + begin * row_bytes;
   const char* rest_rows = product.rows + whole_end * row_bytes;
-  for_each_panel<Element, std::is_same_v<Vectors, Int8Vectors>>(
-      product, panel_begin, panel_end, [&](const auto& output, const char* panel) {
+  for_each_panel<Element, std::is_same_v<Vectors, Int8Vectors>, 1>(
+      product, panel_begin, panel_end, [&](const auto& outputs, const char* panel) {
+        const auto& output = outputs[0];
         if (whole_end > begin) rows_by_vectors<Vectors, 2>(output, rows, panel, steps, begin, whole_end);
         if (whole_end == end) return;
         if (rest == 1) return row_by_vectors<Vectors>(output, rest_rows, panel, steps, whole_end);
