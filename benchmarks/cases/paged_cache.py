@@ -59,9 +59,8 @@ class Shape:
         return sum(min(keys, self.seen(keys - queries) + queries - 1) for queries, keys in self.sequences)
 
     def cached_bytes(self, tokens: int) -> int:
-        """What keys and values of ``tokens`` take in the cache, an int8 cache's fp32 scales included."""
-        scales = 4 if self.kv_cache_dtype == "int8_per_token_head" else 0
-        element = 2 if self.kv_cache_dtype == "auto" else 1
+        """What keys and values of ``tokens`` take in the cache, the fp32 scales of a quantised one included."""
+        scales, element = (0, 2) if self.kv_cache_dtype == "auto" else (4, 1)
         return 2 * tokens * self.kv_heads * (element * self.head_size + scales)
 
 

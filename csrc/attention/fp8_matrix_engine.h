@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention on an fp8 cache by BFMMLA: what is stored, as in fp8_code.h, becomes bf16 in registers where few rows share
 // it, and in scratch memory, once for a tile of keys, where many do. A stored unit of 16 bytes makes two units of
-// matrix_engine.h, of its even and of its odd bytes:
-//   keys of a panel     [8 pairs of keys][head_size / 8] of [2 keys][8 dims: 0 4 1 5 2 6 3 7]
-//   values of a panel   [2 groups of keys][head_size / 2] of [2 dims][8 keys: 0 4 1 5 2 6 3 7]
+// matrix_engine.h, of its first and of its second elements:
+//   keys of a panel     [8 pairs of keys][head_size / 8] of [2 keys][4 dims], the second elements four dims further
+//   values of a panel   [4 groups of keys][head_size / 4] of [2 dims][4 keys], the second elements two dims further
 //   all else            as in matrix_engine.h
 #pragma once
 
@@ -13,54 +13,74 @@
 namespace vllm_arm {
 namespace {
 
-template <typename Stored>
-class Fp8Decoder {
- public:
-  Fp8Decoder() {
-    constexpr const Fp8Tables& tables = kFp8Tables<Stored>;
-    high_ = {{vld1q_u8(tables.high.data()), vld1q_u8(tables.high.data() + 16)}};
-    special_high_ = vld1q_u8(tables.special_high.data());
-    special_low_ = vld1q_u8(tables.special_low.data());
-  }
+// A Decoder turns a stored unit into two of bf16. Their exponents are so small that products with them could vanish:
+// what meets them is multiplied by kFp8Factor.
+constexpr float kFp8Factor = 0x1p64F;
+constexpr float kFp8Rest = 0x1p56F;  // of 2^-kFp8ExponentOffset
 
-  void operator()(const std::uint8_t* unit, bfloat16x8_t& even, bfloat16x8_t& odd) const {
-    const uint8x16_t codes = vld1q_u8(unit);
-    uint8x16_t high = vqtbl2q_u8(high_, vshrq_n_u8(codes, 3));
-    const uint8x16_t special = veorq_u8(high, codes);
-    high = vqtbx1q_u8(high, special_high_, special);
-    const uint8x16_t low = vqtbx1q_u8(vshlq_n_u8(codes, kFp8Shift<Stored>), special_low_, special);
-    even = vreinterpretq_bf16_u8(vtrn1q_u8(low, high));
-    odd = vreinterpretq_bf16_u8(vtrn2q_u8(low, high));
+struct NeonFp8Decoder {
+  static void decode(const std::uint8_t* unit, bfloat16x8_t& first, bfloat16x8_t& second) {
+    const uint8x16_t stored = vld1q_u8(unit);
+    const uint8x16_t mask = vreinterpretq_u8_u16(vdupq_n_u16(kFp8First));
+    first = vreinterpretq_bf16_u8(vandq_u8(stored, mask));
+    second = vreinterpretq_bf16_u8(vandq_u8(swap_halves(stored), mask));
   }
-
- private:
-  uint8x16x2_t high_;
-  uint8x16_t special_high_, special_low_;
 };
 
-template <typename Stored>
+template <typename Decoder>
 struct Fp8Engine : MatrixEngine {
-  static CacheScales scales(const KvCache& cache) { return {cache.key_scale, cache.value_scale}; }
+  static constexpr bool kTokenScales = true;
 
-  static void copy_values(char* destination, const char* panel, std::int64_t valid, std::int64_t head_size) {
-    constexpr std::uint64_t kZeros = kFp8Inverted * 0x0101010101010101;
-    for (std::int64_t group = 0; group < 2; ++group) {
-      std::uint64_t mask = 0;
-      for (std::int64_t key = 0; key < std::min<std::int64_t>(valid - 8 * group, 8); ++key) {
-        mask |= std::uint64_t{0xff} << (8 * (key % 4 * 2 + key / 4));
-      }
-      const auto* source = reinterpret_cast<const std::uint64_t*>(panel) + group * head_size;
-      auto* result = reinterpret_cast<std::uint64_t*>(destination) + group * head_size;
-      for (std::int64_t i = 0; i < head_size; i += 2) {
-        vst1q_u64(result + i, vbslq_u64(vdupq_n_u64(mask), vld1q_u64(source + i), vdupq_n_u64(kZeros)));
-      }
+  static CacheScales scales(const KvCache& cache) { return {kFp8Rest * cache.key_scale, kFp8Rest * cache.value_scale}; }
+
+  static void pack_query(char* destination, const char* const* sources, std::int64_t rows, std::int64_t head_size) {
+    MatrixEngine::pack_query(destination, sources, rows, head_size);
+    auto* packed = reinterpret_cast<bfloat16_t*>(destination);
+    for (std::int64_t i = 0; i < (rows + 1) / 2 * 2 * head_size; i += kUnit) {
+      const bfloat16x8_t unit = load_unit(packed + i);
+      const bfloat16x8_t low = vcvtq_low_bf16_f32(vmulq_n_f32(vcvtq_low_f32_bf16(unit), kFp8Factor));
+      vst1q_bf16(packed + i, vcvtq_high_bf16_f32(low, vmulq_n_f32(vcvtq_high_f32_bf16(unit), kFp8Factor)));
     }
+  }
+
+  // Times the scales of the values.
+  static void weights(char* destination, float* sums, const float* logits, std::int64_t rows, const Panels& panels,
+                      float scale, const float* subtracted) {
+    auto* result = reinterpret_cast<bfloat16_t*>(destination);
+    const float32x4_t factor = vdupq_n_f32(scale);
+    for (std::int64_t row = 0; row < rows; row += 2) {
+      const float32x4_t offset = vsubq_f32(vdupq_n_f32(kExponentBias), pair_of(subtracted + row));
+      float32x4_t sum = vdupq_n_f32(0), other_sum = vdupq_n_f32(0);
+      const float* value_scales = panels.value_scales;
+      for (std::int64_t i = 0; i < panels.count * kPanelGroups; ++i, logits += 8, value_scales += 4, result += kUnit) {
+        const float64x2_t pairs = vreinterpretq_f64_f32(vmulq_n_f32(vld1q_f32(value_scales), kFp8Factor));
+        const float32x4_t first = exp2_biased(vfmaq_f32(offset, vld1q_f32(logits), factor));
+        const float32x4_t second = exp2_biased(vfmaq_f32(offset, vld1q_f32(logits + 4), factor));
+        sum = vaddq_f32(sum, first);
+        other_sum = vaddq_f32(other_sum, second);
+        vst1q_bf16(result, weights_unit(vmulq_f32(first, vreinterpretq_f32_f64(vdupq_laneq_f64(pairs, 0))),
+                                        vmulq_f32(second, vreinterpretq_f32_f64(vdupq_laneq_f64(pairs, 1)))));
+      }
+      sum = vaddq_f32(sum, other_sum);
+      vst1_f32(sums + row, vpadd_f32(vget_low_f32(sum), vget_high_f32(sum)));
+    }
+  }
+
+  // No stored bits stand for NaN or infinity, and the tokens that are not valid have no weight.
+  static void copy_values(char* destination, const char* panel, std::int64_t, std::int64_t head_size) {
+    std::memcpy(destination, panel, kPanelTokens * head_size);
+  }
+
+ protected:
+  static float32x4_t key_scales(const Panels& panels, std::int64_t pair) {
+    const float32x2_t of_keys = vld1_f32(panels.key_scales + 2 * pair);
+    return vcombine_f32(of_keys, of_keys);
   }
 };
 
 // For items with many rows.
-template <typename Stored>
-struct Fp8WidenedEngine : Fp8Engine<Stored> {
+template <typename Decoder>
+struct Fp8WidenedEngine : Fp8Engine<Decoder> {
   static constexpr std::int64_t kWideTileElements = kTileElements;
 
   static bool widens(std::int64_t) { return true; }
@@ -68,38 +88,46 @@ struct Fp8WidenedEngine : Fp8Engine<Stored> {
   // Both planes of a tile of keys as those of a bf16 cache.
   static void widen(char* destination, const char** keys, const char** values, std::int64_t count,
                     std::int64_t head_size) {
-    const Fp8Decoder<Stored> decode;
     const std::int64_t bytes = kPanelTokens * head_size;
     for (std::int64_t panel = 0; panel < count; ++panel) {
-      // A pair of keys: four dims after four dims. A group of values: all dims of four keys, then of the other four.
-      widen_units(destination, keys[panel], bytes, 2 * kUnit, kUnit, decode);
-      keys[panel] = destination;
-      destination += 2 * bytes;
-      widen_units(destination, values[panel], bytes / 2, kUnit, 4 * head_size, decode);
-      widen_units(destination + bytes, values[panel] + bytes / 2, bytes / 2, kUnit, 4 * head_size, decode);
-      values[panel] = destination;
-      destination += 2 * bytes;
+      for (const char** plane : {keys, values}) {
+        widen_units(destination, plane[panel], bytes);
+        plane[panel] = destination;
+        destination += 2 * bytes;
+      }
     }
   }
 
+  static void scores(float* logits, float* largest, const char* packed_query, std::int64_t rows, const Panels& panels,
+                     const KvCache& cache) {
+    MatrixEngine::scores(logits, largest, packed_query, rows, panels, cache);
+    float32x4_t maxima[kMaximumGroupRows / 2];
+    for (std::int64_t row_pair = 0; 2 * row_pair < rows; ++row_pair) {
+      maxima[row_pair] = vdupq_n_f32(-kInfinity);
+      for (std::int64_t pair = 0; pair < panels.count * kPanelPairs; ++pair, logits += 4) {
+        const float32x4_t scaled = vmulq_f32(vld1q_f32(logits), Fp8Engine<Decoder>::key_scales(panels, pair));
+        vst1q_f32(logits, scaled);
+        maxima[row_pair] = vmaxq_f32(maxima[row_pair], scaled);
+      }
+    }
+    MatrixEngine::store_maxima(largest, maxima, rows);
+  }
+
  private:
-  // Of each stored unit the even bytes go `step` elements after those of the one before, and the odd ones `odd` after
-  // the even ones.
-  static void widen_units(char* destination, const char* stored, std::int64_t bytes, std::int64_t step,
-                          std::int64_t odd, const Fp8Decoder<Stored>& decode) {
+  static void widen_units(char* destination, const char* stored, std::int64_t bytes) {
     auto* unit = reinterpret_cast<bfloat16_t*>(destination);
-    for (std::int64_t i = 0; i < bytes; i += 16, unit += step) {
-      bfloat16x8_t even_unit, odd_unit;
-      decode(reinterpret_cast<const std::uint8_t*>(stored + i), even_unit, odd_unit);
-      vst1q_bf16(unit, even_unit);
-      vst1q_bf16(unit + odd, odd_unit);
+    for (std::int64_t i = 0; i < bytes; i += 16, unit += 2 * kUnit) {
+      bfloat16x8_t first, second;
+      Decoder::decode(reinterpret_cast<const std::uint8_t*>(stored + i), first, second);
+      vst1q_bf16(unit, first);
+      vst1q_bf16(unit + kUnit, second);
     }
   }
 };
 
 // For items with one group of rows.
-template <typename Stored>
-struct Fp8RegisterEngine : Fp8Engine<Stored> {
+template <typename Decoder>
+struct Fp8RegisterEngine : Fp8Engine<Decoder> {
   static void scores(float* logits, float* largest, const char* packed_query, std::int64_t rows, const Panels& panels,
                      const KvCache& cache) {
     const auto* query = reinterpret_cast<const bfloat16_t*>(packed_query);
@@ -107,7 +135,7 @@ struct Fp8RegisterEngine : Fp8Engine<Stored> {
     for (float32x4_t& maximum : maxima) maximum = vdupq_n_f32(-kInfinity);
     switch ((rows + 1) / 2) {
       case 1: scores_of<1, 8>(logits, maxima, query, panels, cache.head_size); break;
-      case 2: scores_of<2, 4>(logits, maxima, query, panels, cache.head_size); break;
+      case 2: scores_of<2, 8>(logits, maxima, query, panels, cache.head_size); break;
       case 3: scores_of<3, 4>(logits, maxima, query, panels, cache.head_size); break;
       default: scores_of<4, 4>(logits, maxima, query, panels, cache.head_size); break;
     }
@@ -117,19 +145,19 @@ struct Fp8RegisterEngine : Fp8Engine<Stored> {
   static void accumulate(float* outputs, const char* packed_weights, std::int64_t rows, const Panels& panels,
                          const KvCache& cache, Accumulate mode, const float* factors) {
     const auto* weights = reinterpret_cast<const bfloat16_t*>(packed_weights);
+    const std::int64_t size = cache.head_size;
     switch ((rows + 1) / 2) {
-      case 1: return accumulate_of<1, 8>(outputs, weights, panels, cache.head_size, mode, factors);
-      case 2: return accumulate_of<2, 4>(outputs, weights, panels, cache.head_size, mode, factors);
-      case 3: return accumulate_of<3, 4>(outputs, weights, panels, cache.head_size, mode, factors);
-      default: return accumulate_of<4, 4>(outputs, weights, panels, cache.head_size, mode, factors);
+      case 1: return accumulate_of<1, 8>(outputs, weights, panels, size, 0, mode, factors);
+      case 2: return accumulate_of<2, 4>(outputs, weights, panels, size, 0, mode, factors);
+      case 3: return accumulate_of<3, 2>(outputs, weights, panels, size, 0, mode, factors);
+      default: return accumulate_of<4, 2>(outputs, weights, panels, size, 0, mode, factors);
     }
   }
 
  private:
   template <int kRowPairs, int kKeyPairs>
-  static void scores_of(float* logits, float32x4_t* maxima, const bfloat16_t* query, const Panels& panels,
-                        std::int64_t head_size) {
-    const Fp8Decoder<Stored> decode;
+  [[gnu::noinline]] static void scores_of(float* logits, float32x4_t* maxima, const bfloat16_t* query,
+                                          const Panels& panels, std::int64_t head_size) {
     const std::int64_t pair_elements = 2 * head_size;
     const std::int64_t logits_stride = panels.count * kPanelPairs * 4;
     for (std::int64_t pair = 0; pair < panels.count * kPanelPairs; pair += kKeyPairs) {
@@ -140,67 +168,84 @@ struct Fp8RegisterEngine : Fp8Engine<Stored> {
         for (float32x4_t& sum : row) sum = vdupq_n_f32(0);
       }
       for (std::int64_t i = 0; i < pair_elements; i += 2 * kUnit) {
+        bfloat16x8_t rows[kRowPairs][2];
+        for (int r = 0; r < kRowPairs; ++r) {
+          rows[r][0] = load_unit(query + r * pair_elements + i);
+          rows[r][1] = load_unit(query + r * pair_elements + i + kUnit);
+        }
         for (int k = 0; k < kKeyPairs; ++k) {
-          bfloat16x8_t even, odd;
-          decode(keys + k * pair_elements + i, even, odd);
-          for (int r = 0; r < kRowPairs; ++r) {
-            const bfloat16_t* row = query + r * pair_elements + i;
-            sums[r][k] = vbfmmlaq_f32(sums[r][k], load_unit(row), even);
-            sums[r][k] = vbfmmlaq_f32(sums[r][k], load_unit(row + kUnit), odd);
-          }
+          bfloat16x8_t first, second;
+          Decoder::decode(keys + k * pair_elements + i, first, second);
+          for (int r = 0; r < kRowPairs; ++r) sums[r][k] = vbfmmlaq_f32(sums[r][k], rows[r][0], first);
+          for (int r = 0; r < kRowPairs; ++r) sums[r][k] = vbfmmlaq_f32(sums[r][k], rows[r][1], second);
         }
       }
-      for (int r = 0; r < kRowPairs; ++r) {
-        for (int k = 0; k < kKeyPairs; ++k) {
-          vst1q_f32(logits + r * logits_stride + (pair + k) * 4, sums[r][k]);
-          maxima[r] = vmaxq_f32(maxima[r], sums[r][k]);
+      for (int k = 0; k < kKeyPairs; ++k) {
+        const float32x4_t scale = Fp8Engine<Decoder>::key_scales(panels, pair + k);
+        for (int r = 0; r < kRowPairs; ++r) {
+          const float32x4_t scaled = vmulq_f32(sums[r][k], scale);
+          vst1q_f32(logits + r * logits_stride + (pair + k) * 4, scaled);
+          maxima[r] = vmaxq_f32(maxima[r], scaled);
         }
       }
     }
   }
 
-  template <int kRowPairs, int kDimPairs>
+  // Stored units of four dimensions, from `first_unit`; kUnits together.
+  template <int kRowPairs, int kUnits>
   static void accumulate_of(float* outputs, const bfloat16_t* weights, const Panels& panels, std::int64_t head_size,
-                            Accumulate mode, const float* factors) {
-    const Fp8Decoder<Stored> decode;
+                            std::int64_t first_unit, Accumulate mode, const float* factors) {
+    std::int64_t unit = first_unit;
+    for (; unit + kUnits <= head_size / 4; unit += kUnits) {
+      accumulate_tile<kRowPairs, kUnits>(outputs, weights, panels, head_size, unit, mode, factors);
+    }
+    if constexpr (kUnits > 4) accumulate_of<kRowPairs, 4>(outputs, weights, panels, head_size, unit, mode, factors);
+  }
+
+  template <int kRowPairs, int kUnits>
+  [[gnu::noinline]] static void accumulate_tile(float* outputs, const bfloat16_t* weights, const Panels& panels,
+                                                std::int64_t head_size, std::int64_t first_unit, Accumulate mode,
+                                                const float* factors) {
+    constexpr int kDimPairs = 2 * kUnits;
     const std::int64_t weights_stride = panels.count * kPanelGroups * kUnit;
-    for (std::int64_t pair = 0; pair < head_size / 2; pair += kDimPairs) {
-      float* tile = outputs + pair * 4;
-      float32x4_t sums[kRowPairs][kDimPairs];
-      for (int r = 0; r < kRowPairs; ++r) {
-        const float32x4_t factor = mode == Accumulate::rescale ? pair_of(factors + 2 * r) : vdupq_n_f32(1);
-        for (int d = 0; d < kDimPairs; ++d) {
-          sums[r][d] = mode == Accumulate::first ? vdupq_n_f32(0)
-                                                 : vmulq_f32(vld1q_f32(tile + r * 2 * head_size + 4 * d), factor);
-        }
+    float* tile = outputs + first_unit * 8;
+    float32x4_t sums[kRowPairs][kDimPairs];
+    for (int r = 0; r < kRowPairs; ++r) {
+      for (int d = 0; d < kDimPairs; ++d) {
+        sums[r][d] = mode == Accumulate::first ? vdupq_n_f32(0) : vld1q_f32(tile + r * 2 * head_size + 4 * d);
       }
-      const bfloat16_t* group_weights = weights;
-      for (std::int64_t panel = 0; panel < panels.count; ++panel) {
-        const auto* values = reinterpret_cast<const std::uint8_t*>(panels.values[panel]) + pair * 16;
-#pragma GCC unroll 1
-        for (int group = 0; group < 2; ++group, values += 8 * head_size, group_weights += 2 * kUnit) {
-          for (int d = 0; d < kDimPairs; ++d) {
-            bfloat16x8_t even, odd;
-            decode(values + d * 16, even, odd);
-            for (int r = 0; r < kRowPairs; ++r) {
-              const bfloat16_t* row = group_weights + r * weights_stride;
-              sums[r][d] = vbfmmlaq_f32(sums[r][d], load_unit(row), even);
-              sums[r][d] = vbfmmlaq_f32(sums[r][d], load_unit(row + kUnit), odd);
-            }
+    }
+    if (mode == Accumulate::rescale) {
+      for (int r = 0; r < kRowPairs; ++r) {
+        const float32x4_t factor = pair_of(factors + 2 * r);
+        for (int d = 0; d < kDimPairs; ++d) sums[r][d] = vmulq_f32(sums[r][d], factor);
+      }
+    }
+    for (std::int64_t panel = 0; panel < panels.count; ++panel) {
+      const auto* values = reinterpret_cast<const std::uint8_t*>(panels.values[panel]) + first_unit * 16;
+      for (int group = 0; group < kPanelGroups; ++group, values += 4 * head_size, weights += kUnit) {
+        bfloat16x8_t rows[kRowPairs];
+        for (int r = 0; r < kRowPairs; ++r) rows[r] = load_unit(weights + r * weights_stride);
+        for (int u = 0; u < kUnits; ++u) {
+          bfloat16x8_t first, second;
+          Decoder::decode(values + 16 * u, first, second);
+          for (int r = 0; r < kRowPairs; ++r) {
+            sums[r][2 * u] = vbfmmlaq_f32(sums[r][2 * u], rows[r], first);
+            sums[r][2 * u + 1] = vbfmmlaq_f32(sums[r][2 * u + 1], rows[r], second);
           }
         }
       }
-      for (int r = 0; r < kRowPairs; ++r) {
-        for (int d = 0; d < kDimPairs; ++d) vst1q_f32(tile + r * 2 * head_size + 4 * d, sums[r][d]);
-      }
+    }
+    for (int r = 0; r < kRowPairs; ++r) {
+      for (int d = 0; d < kDimPairs; ++d) vst1q_f32(tile + r * 2 * head_size + 4 * d, sums[r][d]);
     }
   }
 };
 
-template <typename Stored>
+template <typename Decoder>
 void run_fp8_items(const PagedAttentionArguments& arguments, const WorkItem* items, std::int64_t count, char* scratch) {
-  ItemRunner<Fp8RegisterEngine<Stored>> in_registers(arguments, scratch);
-  ItemRunner<Fp8WidenedEngine<Stored>> widened(arguments, scratch);
+  ItemRunner<Fp8RegisterEngine<Decoder>> in_registers(arguments, scratch);
+  ItemRunner<Fp8WidenedEngine<Decoder>> widened(arguments, scratch);
   for (std::int64_t i = 0; i < count; ++i) {
     if (items[i].row_end - items[i].row_begin <= kMaximumGroupRows) {
       in_registers.run(items[i]);

@@ -15,6 +15,7 @@
 //   copy_values             a panel of values whose last tokens are not valid, with these zeroed
 //   write_row               a row of the outputs of a group times a factor, in the type of the destination
 // and, where it needs them:
+//   kTokenScales            true where it needs the scales of tokens of an fp8 cache
 //   scales                  what the logits and outputs are to be multiplied by
 //   widens(rows)            whether an item of that many rows has its panels widened
 //   widen                   makes panels in scratch memory of those in the cache, once for all rows of an item
@@ -38,8 +39,8 @@ constexpr std::int64_t kMaximumTilePanels = kMaximumTileKeys / kPanelTokens;
 // What is already in the outputs of a group before weights times values are added.
 enum class Accumulate : std::uint8_t { first, keep, rescale };
 
-// Some panels of keys and values, one after another in their sequence. The scales are of each token, for int8 only.
-// Where `wide`, the engine has widened them.
+// Some panels of keys and values, one after another in their sequence. The scales are of each token, for int8 and
+// where the engine needs them. Where `wide`, the engine has widened them.
 struct Panels {
   const char* const* keys;
   const char* const* values;
@@ -93,6 +94,7 @@ class ItemRunner {
 
  private:
   static constexpr bool kCanWiden = requires { Engine::widens(0); };
+  static constexpr bool kTokenScales = requires { Engine::kTokenScales; };
 
   std::int64_t tile_keys() const {
     std::int64_t elements = kTileElements;
@@ -140,7 +142,7 @@ class ItemRunner {
     const std::int64_t length = arguments_.batch.key_lengths[item_->sequence];
     const std::int32_t* blocks = arguments_.block_table + item_->sequence * arguments_.block_table_stride;
     const std::int64_t panel_bytes = cache_.panel_bytes(), plane_bytes = cache_.plane_bytes();
-    const bool has_scales = cache_.type == KvCacheType::int8;
+    const bool has_scales = kTokenScales || cache_.type == KvCacheType::int8;
     std::int64_t in_block = key_begin % cache_.block_size;
     blocks += key_begin / cache_.block_size;
     std::int64_t count = 0;

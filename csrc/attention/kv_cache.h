@@ -21,7 +21,8 @@ inline constexpr std::int64_t kHeadSizeStep = 16;
 inline constexpr std::int64_t kMaximumHeadSize = 512;
 
 // [blocks, kv_heads] of interiors. An interior holds a plane of keys, block_size * head_size elements, then a plane of
-// values, and for int8 the fp32 scales of the block's keys, then those of its values.
+// values, and unless its type is `same` an fp32 scale of each of the block's keys, then of each of its values. For fp8
+// these are powers of two by which a variant may have divided the elements of a token to store them.
 struct KvCache {
   char* data;
   std::int64_t blocks;
@@ -38,7 +39,8 @@ struct KvCache {
   std::int64_t element_size() const { return type == KvCacheType::same ? scalar_size(scalar_type) : 1; }
   std::int64_t panel_bytes() const { return kPanelTokens * head_size * element_size(); }
   std::int64_t plane_bytes() const { return block_size * head_size * element_size(); }
-  std::int64_t interior_bytes() const { return 2 * plane_bytes() + (type == KvCacheType::int8 ? 8 * block_size : 0); }
+  bool has_token_scales() const { return type != KvCacheType::same; }
+  std::int64_t interior_bytes() const { return 2 * plane_bytes() + (has_token_scales() ? 8 * block_size : 0); }
 
   char* interior(std::int64_t block, std::int64_t head) const {
     return data + block * block_stride + head * head_stride;

@@ -4,10 +4,11 @@
 
 #include <type_traits>
 
-#include "attention/byte_matrix_writer.h"
 #include "attention/dispatch.h"
 #include "attention/fp8_matrix_engine.h"
+#include "attention/fp8_matrix_writer.h"
 #include "attention/int8_matrix_engine.h"
+#include "attention/int8_matrix_writer.h"
 #include "attention/matrix_engine.h"
 #include "attention/matrix_writer.h"
 #include "attention/vector_engine.h"
@@ -16,10 +17,10 @@
 namespace vllm_arm {
 namespace {
 
-// `run_bf16()` does caches of bf16.
-template <typename RunBf16>
+// `run_bf16()` does caches of bf16, `run_fp8()` those of fp8 for queries in bf16.
+template <typename RunBf16, typename RunFp8>
 [[maybe_unused]] void run_matrix_items(const PagedAttentionArguments& arguments, const WorkItem* items,
-                                       std::int64_t count, char* scratch, RunBf16 run_bf16) {
+                                       std::int64_t count, char* scratch, RunBf16 run_bf16, RunFp8 run_fp8) {
   dispatch(arguments.cache, [&]<typename Element, typename Stored>() {
     if constexpr (!std::is_same_v<Element, BFloat16>) {
       run_items<VectorEngine<Element, Stored>>(arguments, items, count, scratch);
@@ -28,7 +29,7 @@ template <typename RunBf16>
     } else if constexpr (std::is_same_v<Stored, Int8>) {
       run_items<Int8MatrixEngine>(arguments, items, count, scratch);
     } else {
-      run_fp8_items<Stored>(arguments, items, count, scratch);
+      run_fp8();
     }
   });
 }
@@ -43,9 +44,9 @@ template <typename RunBf16>
     } else if constexpr (std::is_same_v<Stored, BFloat16>) {
       MatrixWriter(together, arguments.cache.head_size).write(arguments, token_begin, token_end, head_begin, head_end);
     } else if constexpr (std::is_same_v<Stored, Int8>) {
-      write_byte_matrices<Int8Format>(arguments, token_begin, token_end, head_begin, head_end);
+      write_int8_matrices(arguments, token_begin, token_end, head_begin, head_end);
     } else {
-      write_byte_matrices<Fp8Format<Stored>>(arguments, token_begin, token_end, head_begin, head_end);
+      write_fp8_matrices<Stored>(arguments, token_begin, token_end, head_begin, head_end);
     }
   });
 }

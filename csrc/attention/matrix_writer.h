@@ -48,13 +48,6 @@ class MatrixWriter {
     }
   }
 
- private:
-  // Elements from four dimensions of a pair of keys to its next four, and to where a pair begins.
-  std::int64_t step() const { return together_ * 8; }
-  std::int64_t pair_begin(std::int64_t pair) const {
-    return pair / together_ * together_ * 2 * head_size_ + pair % together_ * 8;
-  }
-
   // Both keys of a pair.
   void write_key_pair(bfloat16_t* panel, std::int64_t pair, const bfloat16_t* first, const bfloat16_t* second) const {
     bfloat16_t* destination = panel + pair_begin(pair);
@@ -107,6 +100,13 @@ class MatrixWriter {
         vst1q_u16(unit, vbslq_u16(own, vreinterpretq_u16_u32(units[k]), vld1q_u16(unit)));
       }
     }
+  }
+
+ private:
+  // Elements from four dimensions of a pair of keys to its next four, and to where a pair begins.
+  std::int64_t step() const { return together_ * 8; }
+  std::int64_t pair_begin(std::int64_t pair) const {
+    return pair / together_ * together_ * 2 * head_size_ + pair % together_ * 8;
   }
 
   static const bfloat16_t* row(const void* tensor, std::int64_t token_stride, std::int64_t head_stride,

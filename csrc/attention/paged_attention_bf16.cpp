@@ -5,8 +5,9 @@ namespace vllm_arm {
 
 void paged_attention_bf16(const PagedAttentionArguments& arguments, const WorkItem* items, std::int64_t count,
                           char* scratch) {
-  run_matrix_items(arguments, items, count, scratch,
-                   [&] { run_items<MatrixEngine>(arguments, items, count, scratch); });
+  run_matrix_items(
+      arguments, items, count, scratch, [&] { run_items<MatrixEngine>(arguments, items, count, scratch); },
+      [&] { run_fp8_items<NeonFp8Decoder>(arguments, items, count, scratch); });
 }
 
 }  // namespace vllm_arm

@@ -38,7 +38,6 @@ void write_tokens(const WriteKvCacheArguments& arguments, std::int64_t token_beg
                   std::int64_t head_begin, std::int64_t head_end) {
   using Element = typename Engine::Element;
   const KvCache& cache = arguments.cache;
-  const bool has_scales = cache.type == KvCacheType::int8;
   for (std::int64_t token = token_begin; token < token_end; ++token) {
     if (arguments.slot_mapping[token] < 0) continue;
     const Slot slot(arguments.slot_mapping[token], cache);
@@ -52,10 +51,15 @@ void write_tokens(const WriteKvCacheArguments& arguments, std::int64_t token_beg
                                            token * arguments.value_token_stride + head * arguments.value_head_stride);
       char* interior = cache.interior(slot.block, head);
       float key_scale = cache.key_scale, value_scale = cache.value_scale;
-      if (has_scales) {
-        auto* scales = reinterpret_cast<float*>(interior + 2 * cache.plane_bytes()) + slot.token;
-        scales[0] = key_scale = largest_magnitude(key, cache.head_size) / 127;
-        scales[cache.block_size] = value_scale = largest_magnitude(value, cache.head_size) / 127;
+      if (cache.has_token_scales()) {
+        float scales[] = {1, 1};
+        if (cache.type == KvCacheType::int8) {
+          scales[0] = key_scale = largest_magnitude(key, cache.head_size) / 127;
+          scales[1] = value_scale = largest_magnitude(value, cache.head_size) / 127;
+        }
+        auto* stored = reinterpret_cast<float*>(interior + 2 * cache.plane_bytes()) + slot.token;
+        stored[0] = scales[0];
+        stored[cache.block_size] = scales[1];
       }
       Engine::write_key(reinterpret_cast<Stored*>(interior + panel), in_panel, key, cache.head_size,
                         inverse_scale(key_scale));

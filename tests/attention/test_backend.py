@@ -15,12 +15,13 @@ from vllm.v1.kv_cache_interface import (
     CrossAttentionSpec,
     EncoderOnlyAttentionSpec,
     FullAttentionSpec,
-    KVQuantMode,
     SlidingWindowSpec,
+    get_kv_quant_mode,
 )
 
 from tests.attention.layers import (
     HEADS,
+    STORED,
     Batch,
     assert_close,
     attend,
@@ -194,19 +195,20 @@ def test_values_of_another_size_are_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("spec_type", [FullAttentionSpec, SlidingWindowSpec])
-def test_only_an_int8_cache_has_room_for_scales(spec_type: Any) -> None:
+@pytest.mark.parametrize("kv_cache_dtype", ["fp8", "fp8_e5m2", "int8_per_token_head"])
+def test_only_a_quantised_cache_has_room_for_scales(spec_type: Any, kv_cache_dtype: str) -> None:
     window = {"sliding_window": 64} if spec_type is SlidingWindowSpec else {}
     plain = spec_type(block_size=32, num_kv_heads=2, head_size=64, dtype=torch.bfloat16, **window)
     assert ArmAttentionBackend.customize_spec(plain) is plain
-    int8 = spec_type(
+    quantised = spec_type(
         block_size=32,
         num_kv_heads=2,
         head_size=64,
-        dtype=torch.int8,
-        kv_quant_mode=KVQuantMode.INT8_PER_TOKEN_HEAD,
+        dtype=STORED[kv_cache_dtype],
+        kv_quant_mode=get_kv_quant_mode(kv_cache_dtype),
         **window,
     )
-    customized = ArmAttentionBackend.customize_spec(int8)
+    customized = ArmAttentionBackend.customize_spec(quantised)
     assert customized.page_size_bytes == 2 * 32 * (2 * 64 + 2 * 4)
     assert ArmAttentionBackend.customize_spec(customized) is customized
 

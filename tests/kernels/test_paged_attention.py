@@ -46,7 +46,7 @@ class Batch:
     def new_cache(self) -> torch.Tensor:
         """Blocks as views of a larger tensor, all NaN."""
         blocks = sum(-(-keys // self.block_size) for _, keys in self.sequences) + 1
-        content = 2 * self.head_size + (8 if self.kv_cache_dtype == INT8 else 0)
+        content = 2 * self.head_size + (0 if self.kv_cache_dtype == "auto" else 8)
         dtype = self.dtype if self.kv_cache_dtype == "auto" else torch.uint8
         storage = torch.empty(blocks, 2, self.kv_heads, self.block_size, content, dtype=dtype)
         storage.view(torch.uint8).fill_(0xFF)
@@ -248,7 +248,7 @@ BAD_ARGUMENTS = [
     ("write_kv_cache", {"kv_cache_dtype": "fp8"}, "kv_cache has elements of 2 bytes, expected 1 for fp8"),
     (
         "write_kv_cache",
-        {"kv_cache": torch.zeros(5, 2, 16, 64, dtype=torch.uint8), "kv_cache_dtype": "fp8", "key_scale": 0.0},
+        {"kv_cache": torch.zeros(5, 2, 16, 72, dtype=torch.uint8), "kv_cache_dtype": "fp8", "key_scale": 0.0},
         "key_scale and value_scale must be positive",
     ),
     ("write_kv_cache", {"slot_mapping": torch.zeros(37, dtype=torch.int32)}, "slot_mapping has dtype Int"),

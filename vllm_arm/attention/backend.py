@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from vllm.v1.attention.backend import AttentionLayer, CommonAttentionMetadata
     from vllm.v1.kv_cache_interface import AttentionSpec
 
+_QUANTISED = (KVQuantMode.FP8_PER_TENSOR, KVQuantMode.INT8_PER_TOKEN_HEAD)
 _SCALE_BYTES = 4  # of a token's key, and as many of its value, in each head
 _ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
 
@@ -54,8 +55,8 @@ class ArmAttentionBackend(CPUAttentionBackend):  # type: ignore[misc]  # vLLM is
 
     @classmethod
     def customize_spec(cls, spec: "AttentionSpec") -> "AttentionSpec":
-        """Make room for the scales of an int8 cache in each block."""
-        if spec.kv_quant_mode != KVQuantMode.INT8_PER_TOKEN_HEAD or spec.state_content_bytes is not None:
+        """Make room for the scales of a quantised cache in each block."""
+        if spec.kv_quant_mode not in _QUANTISED or spec.state_content_bytes is not None:
             return spec
         return replace(spec, state_content_bytes=2 * spec.head_size + 2 * _SCALE_BYTES)
 

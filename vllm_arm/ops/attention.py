@@ -43,7 +43,8 @@ def write_kv_cache(
 
     - ``auto``, ``bfloat16``, ``float16``: the dtype of ``key``, content is ``2 * head_size``;
     - ``fp8`` and ``fp8_e4m3``, ``fp8_e5m2``: elements of one byte that stand for their value times ``key_scale`` or
-      ``value_scale``, content is ``2 * head_size``; what is too large becomes the largest;
+      ``value_scale``, and a float32 for each token and head, content is ``2 * head_size + 8``; what is too large
+      becomes the largest;
     - ``int8_per_token_head``: int8 and a float32 scale for each token and head, chosen here; content is
       ``2 * head_size + 8``.
 

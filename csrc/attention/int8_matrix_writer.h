@@ -1,80 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes bf16 keys and values, quantised to bytes, in the order that the matrix engines read: a panel of keys is
+// Writes bf16 keys and values, quantised to int8, in the order that int8_matrix_engine.h reads: a panel of keys is
 // [8 pairs of keys][head_size / 8] of [2 keys][8 dims], one of values [2 groups of keys][head_size / 2] of
 // [2 dims][8 keys].
-//
-// A Format is a type of static functions and constants:
-//   has_scales    each token has scales of its own
-//   interleaved   the eight dims or keys of a row of a unit lie in the order 0 4 1 5 2 6 3 7
-//   quantise      a row of head_size elements times a factor
 #pragma once
 
 #include <arm_neon.h>
 
-#include "attention/fp8_code.h"
 #include "attention/write_tokens.h"
 
 namespace vllm_arm {
 namespace {
 
-struct Int8Format {
-  static constexpr bool has_scales = true;
-  static constexpr bool interleaved = false;
-
-  static void quantise(std::uint8_t* bytes, const bfloat16_t* row, std::int64_t head_size, float factor) {
-    for (std::int64_t i = 0; i < head_size; i += 8) {
-      const bfloat16x8_t eight = vld1q_bf16(row + i);
-      const int32x4_t low = vcvtnq_s32_f32(vmulq_n_f32(vcvtq_low_f32_bf16(eight), factor));
-      const int32x4_t high = vcvtnq_s32_f32(vmulq_n_f32(vcvtq_high_f32_bf16(eight), factor));
-      vst1_u8(bytes + i, vreinterpret_u8_s8(vmovn_s16(vmovn_high_s32(vmovn_s32(low), high))));
-    }
-  }
-};
-
-template <typename Stored>
-struct Fp8Format {
-  static constexpr bool has_scales = false;
-  static constexpr bool interleaved = true;
-
-  static void quantise(std::uint8_t* bytes, const bfloat16_t* row, std::int64_t head_size, float factor) {
-    for (std::int64_t i = 0; i < head_size; i += 8) {
-      const bfloat16x8_t eight = vld1q_bf16(row + i);
-      const uint32x4_t low = magnitudes(vmulq_n_f32(vcvtq_low_f32_bf16(eight), factor));
-      const uint32x4_t high = magnitudes(vmulq_n_f32(vcvtq_high_f32_bf16(eight), factor));
-      const uint8x8_t magnitude = vmovn_u16(vmovn_high_u32(vmovn_u32(low), high));
-      // The sign of a NaN and of zero is lost: they have one code each.
-      const uint8x8_t sign = vshrn_n_u16(vreinterpretq_u16_bf16(eight), 8);
-      const uint8x8_t signed_bits = vbsl_u8(vdup_n_u8(0x80), sign, magnitude);
-      const uint8x8_t is_nan = vcgt_u8(magnitude, vdup_n_u8(Fp8Traits<Stored>::largest_finite));
-      const uint8x8_t is_zero = vceqz_u8(magnitude);
-      const uint8x8_t stored = vbic_u8(vbsl_u8(is_nan, vdup_n_u8(kFp8NaN), signed_bits), is_zero);
-      vst1_u8(bytes + i, veor_u8(stored, vdup_n_u8(kFp8Inverted)));
-    }
-  }
-
- private:
-  // Without sign, rounded to nearest, ties to even; what is too large becomes the largest finite value.
-  static uint32x4_t magnitudes(float32x4_t values) {
-    using Traits = Fp8Traits<Stored>;
-    constexpr int kDropped = 23 - Traits::mantissa_bits;
-    const float32x4_t magnitude = vabsq_f32(values);
-    const uint32x4_t subnormal =
-        vsubq_u32(vreinterpretq_u32_f32(vaddq_f32(magnitude, vdupq_n_f32(Traits::subnormal_magic))),
-                  vreinterpretq_u32_f32(vdupq_n_f32(Traits::subnormal_magic)));
-    const uint32x4_t limited = vreinterpretq_u32_f32(vminq_f32(magnitude, vdupq_n_f32(Traits::largest)));
-    const uint32x4_t bits = vsubq_u32(limited, vdupq_n_u32(std::uint32_t{Traits::exponent_offset} << 23));
-    const uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, kDropped), vdupq_n_u32(1));
-    const uint32x4_t half = vdupq_n_u32((1U << (kDropped - 1)) - 1);
-    const uint32x4_t normal = vshrq_n_u32(vaddq_u32(vaddq_u32(bits, half), odd), kDropped);
-    const uint32x4_t rounded = vbslq_u32(vcltq_f32(magnitude, vdupq_n_f32(Traits::smallest_normal)), subnormal, normal);
-    return vbslq_u32(vceqq_f32(values, values), rounded, vdupq_n_u32(0x7f));
-  }
-};
-
-template <typename Format>
-class ByteMatrixWriter {
+class Int8MatrixWriter {
  public:
-  explicit ByteMatrixWriter(const WriteKvCacheArguments& arguments)
+  explicit Int8MatrixWriter(const WriteKvCacheArguments& arguments)
       : arguments_(arguments), cache_(arguments.cache), head_size_(arguments.cache.head_size) {}
 
   // Tokens [token_begin, token_end) of one head.
@@ -105,13 +44,13 @@ class ByteMatrixWriter {
     std::uint8_t bytes[8][kMaximumHeadSize];
     for (std::int64_t i = 0; i < count; ++i) {
       quantise(bytes[i], row(arguments_.key, token + i, arguments_.key_token_stride, head * arguments_.key_head_stride),
-               cache_.key_scale, scales + i);
+               scales + i);
       write_key(keys, in_panel + i, bytes[i]);
     }
     for (std::int64_t i = 0; i < count; ++i) {
       quantise(bytes[i],
                row(arguments_.value, token + i, arguments_.value_token_stride, head * arguments_.value_head_stride),
-               cache_.value_scale, scales + cache_.block_size + i);
+               scales + cache_.block_size + i);
     }
     if (count == 8) {
       write_value_group(values, in_panel / 8, bytes);
@@ -124,9 +63,15 @@ class ByteMatrixWriter {
     return reinterpret_cast<const bfloat16_t*>(static_cast<const char*>(tensor) + token * token_stride + head);
   }
 
-  void quantise(std::uint8_t* bytes, const bfloat16_t* source, float scale, float* token_scale) const {
-    if constexpr (Format::has_scales) *token_scale = scale = largest_magnitude(source) / 127;
-    Format::quantise(bytes, source, head_size_, inverse_scale(scale));
+  void quantise(std::uint8_t* bytes, const bfloat16_t* source, float* token_scale) const {
+    *token_scale = largest_magnitude(source) / 127;
+    const float factor = inverse_scale(*token_scale);
+    for (std::int64_t i = 0; i < head_size_; i += 8) {
+      const bfloat16x8_t eight = vld1q_bf16(source + i);
+      const int32x4_t low = vcvtnq_s32_f32(vmulq_n_f32(vcvtq_low_f32_bf16(eight), factor));
+      const int32x4_t high = vcvtnq_s32_f32(vmulq_n_f32(vcvtq_high_f32_bf16(eight), factor));
+      vst1_u8(bytes + i, vreinterpret_u8_s8(vmovn_s16(vmovn_high_s32(vmovn_s32(low), high))));
+    }
   }
 
   // NaN and infinity stay visible.
@@ -141,12 +86,9 @@ class ByteMatrixWriter {
   void write_key(std::uint8_t* panel, std::int64_t token, const std::uint8_t* bytes) const {
     std::uint8_t* destination = panel + token / 2 * 2 * head_size_ + token % 2 * 8;
     for (std::int64_t i = 0; i < head_size_; i += 8, destination += 16) {
-      const uint8x8_t eight = vld1_u8(bytes + i);
-      vst1_u8(destination, Format::interleaved ? vzip1_u8(eight, vext_u8(eight, eight, 4)) : eight);
+      vst1_u8(destination, vld1_u8(bytes + i));
     }
   }
-
-  static constexpr std::int64_t place(std::int64_t key) { return Format::interleaved ? key % 4 * 2 + key / 4 : key; }
 
   // The eight values of a group.
   void write_value_group(std::uint8_t* panel, std::int64_t group,
@@ -154,7 +96,7 @@ class ByteMatrixWriter {
     std::uint8_t* destination = panel + group * 8 * head_size_;
     for (std::int64_t i = 0; i < head_size_; i += 16, destination += 128) {
       uint8x16_t rows[8], zipped[8];
-      for (int k = 0; k < 8; ++k) rows[place(k)] = vld1q_u8(bytes[k] + i);
+      for (int k = 0; k < 8; ++k) rows[k] = vld1q_u8(bytes[k] + i);
       // After three times, the keys of each dim lie together.
       for (int step = 0; step < 3; ++step) {
         for (int k = 0; k < 4; ++k) {
@@ -170,7 +112,7 @@ class ByteMatrixWriter {
   // One value of a group: the others' bytes between its own are kept.
   void write_value(std::uint8_t* panel, std::int64_t token, const std::uint8_t* bytes) const {
     std::uint8_t* destination = panel + token / 8 * 8 * head_size_;
-    const uint8x16_t own = vreinterpretq_u8_u64(vdupq_n_u64(std::uint64_t{0xff} << (8 * place(token % 8))));
+    const uint8x16_t own = vreinterpretq_u8_u64(vdupq_n_u64(std::uint64_t{0xff} << (token % 8 * 8)));
     for (std::int64_t i = 0; i < head_size_; i += 16) {
       const uint8x16_t dims = vld1q_u8(bytes + i);
       const uint16x8_t twice[] = {vreinterpretq_u16_u8(vzip1q_u8(dims, dims)),
@@ -195,10 +137,9 @@ class ByteMatrixWriter {
 };
 
 // All tokens and heads.
-template <typename Format>
-void write_byte_matrices(const WriteKvCacheArguments& arguments, std::int64_t token_begin, std::int64_t token_end,
-                         std::int64_t head_begin, std::int64_t head_end) {
-  const ByteMatrixWriter<Format> writer(arguments);
+[[maybe_unused]] void write_int8_matrices(const WriteKvCacheArguments& arguments, std::int64_t token_begin,
+                                          std::int64_t token_end, std::int64_t head_begin, std::int64_t head_end) {
+  const Int8MatrixWriter writer(arguments);
   for (std::int64_t head = head_begin; head < head_end; ++head) writer.write(token_begin, token_end, head);
 }
 
