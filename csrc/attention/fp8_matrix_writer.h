@@ -13,7 +13,7 @@ template <typename Stored>
 class Fp8MatrixWriter {
  public:
   explicit Fp8MatrixWriter(const WriteKvCacheArguments& arguments)
-      : arguments_(arguments), cache_(arguments.cache), pairs_(1, arguments.cache.head_size / 2) {}
+      : arguments_(arguments), cache_(arguments.cache), pairs_(0, arguments.cache.head_size / 2) {}
 
   // Tokens [token_begin, token_end) of a head.
   void write(std::int64_t token_begin, std::int64_t token_end, std::int64_t head) const {
@@ -30,29 +30,22 @@ class Fp8MatrixWriter {
       auto* keys = reinterpret_cast<bfloat16_t*>(interior + panel);
       auto* values = reinterpret_cast<bfloat16_t*>(interior + cache_.plane_bytes() + panel);
       auto* scales = reinterpret_cast<float*>(interior + 2 * cache_.plane_bytes()) + slot.token;
-      bfloat16_t pairs[4][kMaximumHeadSize / 2];
-      const bfloat16_t* const rows[] = {pairs[0], pairs[1], pairs[2], pairs[3]};
+      bfloat16_t key_pairs[4][kMaximumHeadSize / 2], value_pairs[4][kMaximumHeadSize / 2];
       for (std::int64_t i = 0; i < count; ++i) {
         scales[i] = encode_key(
-            pairs[i], row(arguments_.key, token + i, arguments_.key_token_stride, head * arguments_.key_head_stride),
-            key_factor);
-      }
-      if (count == 4) {
-        pairs_.write_key_pair(keys, in_panel / 2, pairs[0], pairs[1]);
-        pairs_.write_key_pair(keys, in_panel / 2 + 1, pairs[2], pairs[3]);
-      } else {
-        pairs_.write_key(keys, in_panel, pairs[0]);
-      }
-      for (std::int64_t i = 0; i < count; ++i) {
+            key_pairs[i],
+            row(arguments_.key, token + i, arguments_.key_token_stride, head * arguments_.key_head_stride), key_factor);
         scales[cache_.block_size + i] = encode_value(
-            pairs[i],
+            value_pairs[i],
             row(arguments_.value, token + i, arguments_.value_token_stride, head * arguments_.value_head_stride),
             value_factor);
       }
       if (count == 4) {
-        pairs_.write_value_group(values, in_panel / 4, rows);
+        pairs_.write_group(keys, values, in_panel / 4, reinterpret_cast<const char*>(key_pairs), sizeof key_pairs[0],
+                           reinterpret_cast<const char*>(value_pairs), sizeof value_pairs[0]);
       } else {
-        pairs_.write_value(values, in_panel, pairs[0]);
+        pairs_.write_key(keys, in_panel, key_pairs[0]);
+        pairs_.write_value(values, in_panel, value_pairs[0]);
       }
     }
   }

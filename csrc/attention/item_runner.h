@@ -14,8 +14,9 @@
 //   accumulate              adds weights times values to the outputs of a group
 //   copy_values             a panel of values whose last tokens are not valid, with these zeroed
 //   write_row               a row of the outputs of a group times a factor, in the type of the destination
-// and, where it needs them:
+// and, where it needs or has them:
 //   kTokenScales            true where it needs the scales of tokens of an fp8 cache
+//   write_rows              as write_row, two rows at once
 //   scales                  what the logits and outputs are to be multiplied by
 //   widens(rows)            whether an item of that many rows has its panels widened
 //   widen                   makes panels in scratch memory of those in the cache, once for all rows of an item
@@ -48,6 +49,10 @@ struct Panels {
   const float* value_scales;
   std::int64_t count;
   bool wide = false;
+  std::int64_t seen = count * kPanelTokens;  // keys: no row sees any after them
+
+  // Groups of four keys, of which the last has a key that is seen.
+  std::int64_t seen_groups() const { return (seen + 3) / 4; }
 
   Panels from(std::int64_t first, std::int64_t some) const {
     const auto skip = [&](const float* scales) { return scales == nullptr ? nullptr : scales + first * kPanelTokens; };
@@ -71,6 +76,9 @@ class ItemRunner {
     weights_ = reinterpret_cast<char*>(logits_ + kMaximumGroupRows * kMaximumTileKeys);
     values_ = weights_ + kMaximumGroupRows * kMaximumTileKeys * 4;
     widened_ = values_ + kPanelTokens * head_size_ * 4;
+    const auto place = [&](std::int64_t key) { return &Engine::logit(logits_, 0, key, kMaximumTilePanels) - logits_; };
+    for (std::int64_t key = 0; key < kPanelTokens; ++key) places_[key] = static_cast<std::int32_t>(place(key));
+    panel_logits_ = place(kPanelTokens);
     if constexpr (requires { Engine::scales(cache_); }) scales_ = Engine::scales(cache_);
   }
 
@@ -95,6 +103,7 @@ class ItemRunner {
  private:
   static constexpr bool kCanWiden = requires { Engine::widens(0); };
   static constexpr bool kTokenScales = requires { Engine::kTokenScales; };
+  static constexpr bool kWritesPairs = requires { &Engine::write_rows; };
 
   std::int64_t tile_keys() const {
     std::int64_t elements = kTileElements;
@@ -132,7 +141,7 @@ class ItemRunner {
     for (std::int64_t row = 0; row < rows_; row += group_rows_) {
       Engine::pack_query(query_of(row), sources + row, group_end(row) - row, head_size_);
     }
-    std::fill_n(maxima_, kMaximumItemRows, -kInfinity);
+    std::fill_n(maxima_, std::size(maxima_), -kInfinity);
     std::fill_n(sums_, kMaximumItemRows, 0.0F);
     std::fill_n(begun_, kMaximumItemRows, false);
   }
@@ -189,11 +198,12 @@ class ItemRunner {
     if (key_begin >= key_end) return;
     const std::int64_t first_panel = (key_begin - tile_begin) / kPanelTokens;
     const std::int64_t end_panel = (key_end - tile_begin + kPanelTokens - 1) / kPanelTokens;
-    const Panels panels = tile.from(first_panel, end_panel - first_panel);
+    Panels panels = tile.from(first_panel, end_panel - first_panel);
     const std::int64_t first_key = tile_begin + first_panel * kPanelTokens;
+    panels.seen = key_end - first_key;
     const std::int64_t end_key = tile_begin + end_panel * kPanelTokens;
 
-    float tile_maxima[kMaximumGroupRows];
+    float tile_maxima[kMaximumGroupRows] = {};
     Engine::scores(logits_, tile_maxima, query_of(row), rows, panels, cache_);
     float scale = arguments_.scale * scales_.key * kLog2E;
     const bool transformed = arguments_.softcap != 0 || arguments_.alibi_slopes != nullptr || scale <= 0;
@@ -206,30 +216,30 @@ class ItemRunner {
     if (masked) mask(row, rows, first_key, panels.count);
     if (transformed || masked) Engine::maxima(tile_maxima, logits_, rows, panels.count);
 
-    float subtracted[kMaximumGroupRows], factors[kMaximumGroupRows], row_sums[kMaximumGroupRows];
+    // Statistics of all rows that a group may have are at hand, for vectors; those of absent rows are unused.
+    float maxima[kMaximumGroupRows], sums[kMaximumGroupRows], row_sums[kMaximumGroupRows] = {};
+    float subtracted[kMaximumGroupRows], factors[kMaximumGroupRows];
+    std::uint32_t rises[kMaximumGroupRows], rescale = 0;
+    std::copy_n(sums_ + row, kMaximumGroupRows, sums);
     for (std::int64_t i = 0; i < kMaximumGroupRows; ++i) {
-      const std::int64_t index = row + std::min(i, rows - 1);
-      const float old = maxima_[index];
-      const float here = tile_maxima[std::min(i, rows - 1)] * scale;
-      const float maximum = here > old || here != here ? here : old;
+      const float old = maxima_[row + i];
+      const float here = tile_maxima[i] * scale;
+      rises[i] = here > old || here != here ? 1 : 0;
+      maxima[i] = rises[i] ? here : old;
       // A row that sees no key yet: any finite value keeps its weights finite.
-      subtracted[i] = maximum == -kInfinity ? 0 : maximum;
+      subtracted[i] = maxima[i] == -kInfinity ? 0 : maxima[i];
       factors[i] = old == -kInfinity ? -kInfinity : old - subtracted[i];
     }
     Engine::exp2(factors);
     Engine::weights(weights_, row_sums, logits_, rows, panels, scale, subtracted);
-    bool rescale = false;
-    for (std::int64_t i = 0; i < rows; ++i) {
-      const float maximum = tile_maxima[i] * scale;
-      if (maximum > maxima_[row + i] || maximum != maximum) {
-        maxima_[row + i] = maximum;
-        rescale = true;
-      } else {
-        // An engine's 2^0 may differ from 1, and its error would add up over tiles.
-        factors[i] = 1;
-      }
-      sums_[row + i] = sums_[row + i] * factors[i] + row_sums[i];
+    for (std::int64_t i = 0; i < kMaximumGroupRows; ++i) {
+      // An engine's 2^0 may differ from 1, and its error would add up over tiles.
+      factors[i] = rises[i] ? factors[i] : 1;
+      rescale |= rises[i];
+      sums[i] = sums[i] * factors[i] + row_sums[i];
     }
+    std::copy_n(maxima, rows, maxima_ + row);
+    std::copy_n(sums, rows, sums_ + row);
     const Accumulate mode = !begun_[row] ? Accumulate::first : rescale ? Accumulate::rescale : Accumulate::keep;
     begun_[row] = true;
     Engine::accumulate(output_of(row), weights_, rows, panels, cache_, mode, factors);
@@ -247,13 +257,24 @@ class ItemRunner {
     }
   }
 
+  // Keys [begin, end) of the row whose first logit is `logits`.
+  void hide(float* logits, std::int64_t begin, std::int64_t end) const {
+    while (begin < end) {
+      const std::int64_t panel = begin / kPanelTokens, first = panel * kPanelTokens;
+      const std::int64_t panel_end = std::min(end, first + kPanelTokens);
+      float* of_panel = logits + panel * panel_logits_;
+      for (; begin < panel_end; ++begin) of_panel[places_[begin - first]] = -kInfinity;
+    }
+  }
+
   void mask(std::int64_t row, std::int64_t rows, std::int64_t first_key, std::int64_t panels) {
     const std::int64_t keys = panels * kPanelTokens;
     for (std::int64_t i = 0; i < rows; ++i) {
       const std::int64_t begin = std::min<std::int64_t>(key_begins_[row + i] - first_key, keys);
       const std::int64_t end = std::max<std::int64_t>(key_ends_[row + i] - first_key, 0);
-      for (std::int64_t key = 0; key < begin; ++key) Engine::logit(logits_, i, key, panels) = -kInfinity;
-      for (std::int64_t key = end; key < keys; ++key) Engine::logit(logits_, i, key, panels) = -kInfinity;
+      float* logits = &Engine::logit(logits_, i, 0, panels);
+      hide(logits, 0, begin);
+      hide(logits, end, keys);
     }
   }
 
@@ -278,11 +299,21 @@ class ItemRunner {
   void write_output() {
     begin_rest();
     const std::int64_t first_token = arguments_.batch.query_starts[item_->sequence];
+    using Element = typename Engine::Element;
+    const auto destination = [&](std::int64_t row) {
+      return reinterpret_cast<Element*>(arguments_.output_row(first_token + tokens_[row], heads_[row]));
+    };
     for (std::int64_t group = 0; group < rows_; group += group_rows_) {
-      for (std::int64_t row = group; row < group_end(group); ++row) {
-        char* destination = arguments_.output_row(first_token + tokens_[row], heads_[row]);
-        Engine::write_row(reinterpret_cast<typename Engine::Element*>(destination), output_of(group), row - group,
-                          head_size_, normaliser(row) * scales_.value);
+      std::int64_t row = group;
+      if constexpr (kWritesPairs) {
+        for (; row + 1 < group_end(group); row += 2) {
+          const float factors[] = {normaliser(row) * scales_.value, normaliser(row + 1) * scales_.value};
+          Engine::write_rows(destination(row), destination(row + 1), output_of(group), row - group, head_size_,
+                             factors);
+        }
+      }
+      for (; row < group_end(group); ++row) {
+        Engine::write_row(destination(row), output_of(group), row - group, head_size_, normaliser(row) * scales_.value);
       }
     }
   }
@@ -308,6 +339,8 @@ class ItemRunner {
   bool wide_ = false;  // the engine widens the item's panels
 
   CacheScales scales_;
+  std::int32_t places_[kPanelTokens];  // of a panel's logits in a row
+  std::int64_t panel_logits_;          // from a panel's first logit in a row to the next panel's
 
   // In scratch: query and outputs of all rows, logits and weights of one group, one panel of values, and a tile of
   // widened keys and values.
@@ -320,8 +353,9 @@ class ItemRunner {
 
   std::int32_t tokens_[kMaximumItemRows], heads_[kMaximumItemRows];  // of each row: query token, query head
   std::int32_t key_begins_[kMaximumItemRows], key_ends_[kMaximumItemRows];
-  float maxima_[kMaximumItemRows], sums_[kMaximumItemRows];  // of each row so far; maxima in base 2
-  bool begun_[kMaximumItemRows];                             // of the first row of a group: outputs hold a sum
+  // Of each row so far; maxima in base 2. Those of a group can be read as if it had all rows.
+  float maxima_[kMaximumItemRows + kMaximumGroupRows], sums_[kMaximumItemRows + kMaximumGroupRows] = {};
+  bool begun_[kMaximumItemRows];  // of the first row of a group: outputs hold a sum
   const char* key_panels_[kMaximumTilePanels];
   const char* value_panels_[kMaximumTilePanels];
   float key_scales_[kMaximumTileKeys], value_scales_[kMaximumTileKeys];

@@ -177,6 +177,24 @@ struct MatrixEngine {
     });
   }
 
+  // Both rows of a pair, as write_row writes one.
+  static void write_rows(BFloat16* first, BFloat16* second, const float* outputs, std::int64_t row,
+                         std::int64_t head_size, const float (&row_factors)[2]) {
+    const float* units = outputs + row * head_size;
+    const float32x4_t factors = pair_of(row_factors);
+    for (std::int64_t i = 0; i < head_size; i += 8, units += 16) {
+      // Two dimensions of the first row and two of the second take turns.
+      uint32x4_t turns[2];
+      for (int k = 0; k < 2; ++k) {
+        const bfloat16x8_t low = vcvtq_low_bf16_f32(vmulq_f32(vld1q_f32(units + 8 * k), factors));
+        const float32x4_t high = vmulq_f32(vld1q_f32(units + 8 * k + 4), factors);
+        turns[k] = vreinterpretq_u32_bf16(vcvtq_high_bf16_f32(low, high));
+      }
+      vst1q_u32(reinterpret_cast<std::uint32_t*>(first + i), vuzp1q_u32(turns[0], turns[1]));
+      vst1q_u32(reinterpret_cast<std::uint32_t*>(second + i), vuzp2q_u32(turns[0], turns[1]));
+    }
+  }
+
   static void write_row(float* destination, const float* outputs, std::int64_t row, std::int64_t head_size,
                         float factor) {
     for_each_eight(outputs, row, head_size, [&](std::int64_t i, float32x4_t low, float32x4_t high) {

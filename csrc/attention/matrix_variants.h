@@ -34,15 +34,15 @@ template <typename RunBf16, typename RunFp8>
   });
 }
 
-// `together` is MatrixWriter's.
-[[maybe_unused]] void write_matrix_cache(const WriteKvCacheArguments& arguments, std::int64_t together,
+// `units` is MatrixWriter's.
+[[maybe_unused]] void write_matrix_cache(const WriteKvCacheArguments& arguments, std::int64_t units,
                                          std::int64_t token_begin, std::int64_t token_end, std::int64_t head_begin,
                                          std::int64_t head_end) {
   dispatch(arguments.cache, [&]<typename Element, typename Stored>() {
     if constexpr (!std::is_same_v<Element, BFloat16>) {
       write_tokens<VectorEngine<Element, Stored>, Stored>(arguments, token_begin, token_end, head_begin, head_end);
     } else if constexpr (std::is_same_v<Stored, BFloat16>) {
-      MatrixWriter(together, arguments.cache.head_size).write(arguments, token_begin, token_end, head_begin, head_end);
+      MatrixWriter(units, arguments.cache.head_size).write(arguments, token_begin, token_end, head_begin, head_end);
     } else if constexpr (std::is_same_v<Stored, Int8>) {
       write_int8_matrices(arguments, token_begin, token_end, head_begin, head_end);
     } else {

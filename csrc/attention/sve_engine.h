@@ -2,7 +2,9 @@
 // Attention's arithmetic in bf16 by SVE, for any vector of 1, 2 or 4 units of 16 bytes. Orders are those of
 // matrix_engine.h except the keys': a vector holds as many pairs of keys as it has units, at the same four dimensions,
 //   keys of a panel     [8 / units][head_size / 4][units] of [2 keys][4 dims]
-// so that a product of a pair of rows, repeated in each unit, and a vector of keys is contiguous in the logits.
+// so that a product of a pair of rows, repeated in each unit, and a vector of keys is contiguous in the logits. Keys 0
+// and 2 of each group of four are a pair of one vector, 1 and 3 that of the next: rounding two vectors of fp32 to one
+// of bf16, whose elements then take turns, gives weights in the order of the keys.
 #pragma once
 
 #include <arm_sve.h>
@@ -10,6 +12,7 @@
 #include <utility>
 
 #include "attention/matrix_engine.h"
+#include "attention/sve_key_order.h"
 
 namespace vllm_arm {
 namespace {
@@ -167,6 +170,17 @@ struct SveTile<kRowPairs, std::index_sequence<kVector...>> {
     keep_largest<3>(maxima, sums3...);
   }
 
+  // Weights of four keys times their values.
+  [[gnu::always_inline]] static inline void add_group(const bfloat16_t* weights, std::int64_t stride,
+                                                      const bfloat16_t* values, Sum<kVector>&... sums0,
+                                                      Sum<kVector>&... sums1, Sum<kVector>&... sums2,
+                                                      Sum<kVector>&... sums3) {
+    const svbool_t all = svptrue_b16();
+    const svbfloat16_t rows0 = rows_of<0>(weights, stride), rows1 = rows_of<1>(weights, stride);
+    const svbfloat16_t rows2 = rows_of<2>(weights, stride), rows3 = rows_of<3>(weights, stride);
+    (multiply(sums0, sums1, sums2, sums3, rows0, rows1, rows2, rows3, svld1_vnum(all, values, kVector)), ...);
+  }
+
   [[gnu::always_inline]] static inline void accumulate(float* tile, const bfloat16_t* weights, const Panels& panels,
                                                        std::int64_t head_size, std::int64_t first_pair, Accumulate mode,
                                                        const float* factors, Sum<kVector>... sums0,
@@ -178,14 +192,20 @@ struct SveTile<kRowPairs, std::index_sequence<kVector...>> {
       (rescale<2>(factors, sums2), ...);
       (rescale<3>(factors, sums3), ...);
     }
-    const svbool_t all = svptrue_b16();
-    const std::int64_t stride = panels.count * kPanelGroups * kUnit;
-    for (std::int64_t panel = 0; panel < panels.count; ++panel) {
+    const std::int64_t stride = panels.count * kPanelGroups * kUnit, group_elements = 4 * head_size;
+    std::int64_t groups = panels.seen_groups();
+    for (std::int64_t panel = 0; groups > 0; ++panel) {
       const bfloat16_t* values = reinterpret_cast<const bfloat16_t*>(panels.values[panel]) + first_pair * kUnit;
-      for (int group = 0; group < kPanelGroups; ++group, values += 4 * head_size, weights += kUnit) {
-        const svbfloat16_t rows0 = rows_of<0>(weights, stride), rows1 = rows_of<1>(weights, stride);
-        const svbfloat16_t rows2 = rows_of<2>(weights, stride), rows3 = rows_of<3>(weights, stride);
-        (multiply(sums0, sums1, sums2, sums3, rows0, rows1, rows2, rows3, svld1_vnum(all, values, kVector)), ...);
+      if (groups >= kPanelGroups) {
+        for (int group = 0; group < kPanelGroups; ++group, values += group_elements, weights += kUnit) {
+          add_group(weights, stride, values, sums0..., sums1..., sums2..., sums3...);
+        }
+        groups -= kPanelGroups;
+        continue;
+      }
+#pragma GCC unroll 1
+      for (; groups > 0; --groups, values += group_elements, weights += kUnit) {
+        add_group(weights, stride, values, sums0..., sums1..., sums2..., sums3...);
       }
     }
     store<0>(tile, 2 * head_size, sums0...);
@@ -199,21 +219,34 @@ template <int kRowPairs, int kVectors>
 using SveTileOf = SveTile<kRowPairs, std::make_index_sequence<kVectors>>;
 
 struct SveEngine : MatrixEngine {
+  static float& logit(float* logits, std::int64_t row, std::int64_t key, std::int64_t panels) {
+    const std::int64_t pair =
+        key / kPanelTokens * kPanelPairs + sve_pair(key % kPanelTokens, static_cast<int>(vector_units() / 2));
+    return logits[(row / 2 * panels * kPanelPairs + pair) * 4 + row % 2 * 2 + key % 4 / 2];
+  }
+
   static void pack_query(char* destination, const char* const* sources, std::int64_t rows, std::int64_t head_size) {
     auto* packed = reinterpret_cast<bfloat16_t*>(destination);
     const auto step = static_cast<std::int64_t>(svcnth());
+    const svbool_t all = svptrue_b16();
     for (std::int64_t row = 0; row < rows; row += 2, packed += 2 * head_size) {
       const bool has_second = row + 1 < rows;
       const auto* first = reinterpret_cast<const bfloat16_t*>(sources[row]);
       const auto* second = reinterpret_cast<const bfloat16_t*>(sources[has_second ? row + 1 : row]);
-      for (std::int64_t i = 0; i < head_size; i += step) {
-        const svbool_t within = svwhilelt_b16(i, head_size);
-        const svuint64_t a = svreinterpret_u64(svld1(within, first + i));
-        const svuint64_t b = svreinterpret_u64(svld1(has_second ? within : svpfalse(), second + i));
-        bfloat16_t* units = packed + 2 * i;
-        svst1(svwhilelt_b16(2 * i, 2 * head_size), units, svreinterpret_bf16(svzip1(a, b)));
-        svst1(svwhilelt_b16(2 * i + step, 2 * head_size), units + step, svreinterpret_bf16(svzip2(a, b)));
+      const svbool_t both = has_second ? all : svpfalse();
+      std::int64_t i = 0;
+      for (; i + step <= head_size; i += step) {
+        const svuint64_t a = svreinterpret_u64(svld1(all, first + i));
+        const svuint64_t b = svreinterpret_u64(svld1(both, second + i));
+        svst1(all, packed + 2 * i, svreinterpret_bf16(svzip1(a, b)));
+        svst1(all, packed + 2 * i + step, svreinterpret_bf16(svzip2(a, b)));
       }
+      // Half a vector, as head sizes are multiples of 16.
+      if (i == head_size) continue;
+      const svbool_t within = svwhilelt_b16(i, head_size);
+      const svuint64_t a = svreinterpret_u64(svld1(within, first + i));
+      const svuint64_t b = svreinterpret_u64(svld1(svand_z(all, within, both), second + i));
+      svst1(all, packed + 2 * i, svreinterpret_bf16(svzip1(a, b)));
     }
   }
 
@@ -246,25 +279,24 @@ struct SveEngine : MatrixEngine {
                       float scale, const float* subtracted) {
     auto* result = reinterpret_cast<bfloat16_t*>(destination);
     const svbool_t all = svptrue_b32();
-    const svuint16_t order = weights_order();
     const svfloat32_t factor = svdup_f32(scale);
     const svbfloat16_t ones = svdup_bf16(vcvth_bf16_f32(1.0F));
     const auto lanes = static_cast<std::int64_t>(svcntw());
+    const std::int64_t row_elements = panels.count * kPanelGroups * kUnit, seen = panels.seen_groups() * kUnit;
     for (std::int64_t row = 0; row < rows; row += 2) {
       float pair[4];
       vst1q_f32(pair, vaddq_f32(pair_of(subtracted + row), vdupq_n_f32(kExponentOffset)));
       const svfloat32_t maximum = svld1rq(all, pair);
       svfloat32_t sum = svdup_f32(0);
-      for (std::int64_t i = 0; i < panels.count * kPanelPairs * 4; i += 2 * lanes) {
-        const svfloat32_t first = exp2_lookup(all, svnmls_x(all, maximum, svld1(all, logits), factor));
-        const svfloat32_t second = exp2_lookup(all, svnmls_x(all, maximum, svld1(all, logits + lanes), factor));
+      for (std::int64_t i = 0; i < seen; i += 2 * lanes) {
+        const svfloat32_t first = exp2_lookup(all, svnmls_x(all, maximum, svld1(all, logits + i), factor));
+        const svfloat32_t second = exp2_lookup(all, svnmls_x(all, maximum, svld1(all, logits + i + lanes), factor));
         const svbfloat16_t rounded = svcvtnt_bf16_x(svcvt_bf16_x(all, first), all, second);
-        const svbfloat16_t ordered = svtbl(rounded, order);
-        sum = svbfmmla(sum, ordered, ones);
-        svst1(svptrue_b16(), result, ordered);
-        logits += 2 * lanes;
-        result += 2 * lanes;
+        sum = svbfmmla(sum, rounded, ones);
+        svst1(svptrue_b16(), result + i, rounded);
       }
+      logits += row_elements;
+      result += row_elements;
       float units[kMaximumUnits * 4];
       svst1(all, units, sum);
       const float32x4_t both = join_units(units, [](float32x4_t a, float32x4_t b) { return vaddq_f32(a, b); });
@@ -289,25 +321,16 @@ struct SveEngine : MatrixEngine {
   // latency.
   static constexpr int tile_vectors(int row_pairs) { return row_pairs == 1 ? 16 : row_pairs == 4 ? 4 : 8; }
 
-  // Where each element of the weights is after two vectors of logits, rounded, take turns: [2 rows][2 keys] twice
-  // becomes [2 rows][4 keys], which swaps bits 1 and 2 of its position.
-  static svuint16_t weights_order() {
-    const svbool_t all = svptrue_b16();
-    const svuint16_t index = svindex_u16(0, 1);
-    const svuint16_t swapped = svorr_x(all, svlsl_x(all, svand_x(all, index, 2), 1),
-                                       svorr_x(all, svlsr_x(all, svand_x(all, index, 4), 1), svbic_x(all, index, 6)));
-    const svuint16_t twice = svlsl_x(all, swapped, 1);
-    const auto count = static_cast<std::uint16_t>(svcnth());
-    return svsub_m(svcmpge(all, twice, count), twice, static_cast<std::uint16_t>(count - 1));
-  }
-
-  // The vectors of keys of all panels, numbered one after another.
+  // The vectors of keys of all panels that are seen, or somewhat more, numbered one after another.
   template <int kRowPairs, int kUnits>
   [[gnu::noinline]] static void scores_of(float* logits, float* maxima, const bfloat16_t* query, const Panels& panels,
                                           std::int64_t head_size) {
     constexpr int kPanelVectors = kPanelPairs / kUnits;
     const std::int64_t vector_elements = head_size / 4 * svcnth();
-    const std::int64_t count = panels.count * kPanelVectors, logits_stride = count * svcntw();
+    const std::int64_t logits_stride = panels.count * kPanelVectors * svcntw();
+    constexpr int kFewest = std::min(kPanelVectors, 4);
+    const std::int64_t seen = 2 * ((panels.seen_groups() + kUnits - 1) / kUnits);
+    const std::int64_t count = (seen + kFewest - 1) / kFewest * kFewest;
     std::int64_t first = 0;
     const auto take = [&]<int kVectors>() {
       for (; first + kVectors <= count; first += kVectors) {
@@ -323,6 +346,7 @@ struct SveEngine : MatrixEngine {
     };
     take.template operator()<tile_vectors(kRowPairs)>();
     if constexpr (tile_vectors(kRowPairs) > kPanelVectors) take.template operator()<kPanelVectors>();
+    if constexpr (std::min(tile_vectors(kRowPairs), kPanelVectors) > kFewest) take.template operator()<kFewest>();
   }
 
   template <int kRowPairs>

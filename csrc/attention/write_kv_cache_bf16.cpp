@@ -5,7 +5,7 @@ namespace vllm_arm {
 
 void write_kv_cache_bf16(const WriteKvCacheArguments& arguments, std::int64_t token_begin, std::int64_t token_end,
                          std::int64_t head_begin, std::int64_t head_end) {
-  write_matrix_cache(arguments, 1, token_begin, token_end, head_begin, head_end);
+  write_matrix_cache(arguments, 0, token_begin, token_end, head_begin, head_end);
 }
 
 }  // namespace vllm_arm

@@ -6,8 +6,7 @@ namespace vllm_arm {
 
 void write_kv_cache_sve(const WriteKvCacheArguments& arguments, std::int64_t token_begin, std::int64_t token_end,
                         std::int64_t head_begin, std::int64_t head_end) {
-  const std::int64_t together = std::max<std::int64_t>(vector_units(), 1);
-  write_matrix_cache(arguments, together, token_begin, token_end, head_begin, head_end);
+  write_matrix_cache(arguments, vector_units(), token_begin, token_end, head_begin, head_end);
 }
 
 }  // namespace vllm_arm
