@@ -16,6 +16,7 @@ from demo.server import Server, free_port, session_processes
 from tests.integration.second_host import second_host, why_not
 from tests.integration.serving import EAGER, FORCED, READY_SECONDS, TRAINED_MODEL, library_names
 from tests.integration.several_ranks import EXACT, PROMPTS, Answer, ask, assert_same, complete, serve
+from tests.models.quantised import make_mixtral
 from tests.models.random_mixtral import make_random_mixtral
 
 pytestmark = [
@@ -138,4 +139,17 @@ def test_two_data_parallel_ranks_share_experts(tmp_path: Path) -> None:
             assert f"collectives of group {group}, 2 ranks: shared memory" in log
         affinities = [worker(server, name).cpu_affinity() for name in ("DP0_EP0", "DP1_EP1")]
         assert set(affinities[0]).isdisjoint(affinities[1])
+        assert_same(ask(server), alone)
+
+
+def test_two_ranks_share_quantised_experts(tmp_path: Path) -> None:
+    """Compiled; each rank reads a checkpoint of all experts, and quantises its half of them."""
+    model = make_mixtral(tmp_path / "mixtral")
+    quantised = ("--quantization", "arm_int8")
+    with serve(tmp_path, *EAGER, *quantised, model=model) as server:
+        server.wait_until_ready(READY_SECONDS)
+        alone = ask(server)
+    parallel = ("--tensor-parallel-size", "2", "--enable-expert-parallel", "--max-model-len", "1024")
+    with serve(tmp_path, *quantised, *parallel, model=model) as server:
+        server.wait_until_ready(READY_SECONDS)
         assert_same(ask(server), alone)

@@ -7,6 +7,7 @@ Activations are quantised to int8 for each token. Experts that tokens have chose
 import functools
 from collections.abc import Iterable
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch.nn import functional
@@ -143,15 +144,39 @@ def _activate(gate: torch.Tensor, activation: str) -> torch.Tensor:
     return functional.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
+# By the layer's name, of which vLLM has no two.
+_layers: "WeakValueDictionary[str, Any]" = WeakValueDictionary()
+
+
+def _use(experts: Any, layer: str, weights: tuple[ExpertWeights, ExpertWeights]) -> None:
+    experts.weights, experts.layer = weights, layer
+    _layers[layer] = experts
+
+
+# An op, for torch.compile cannot look into what depends on the choice of experts.
+@torch.library.custom_op("vllm_arm::run_experts", mutates_args=("output",))  # type: ignore[untyped-decorator]
+def _run_layer(
+    output: torch.Tensor, x: torch.Tensor, shares: torch.Tensor, ids: torch.Tensor, layer: str, activation: str
+) -> None:
+    experts = _layers[layer]
+    output.copy_(run(x, experts.weights, shares, ids, activation, (experts.w1_bias, experts.w2_bias)))
+
+
+@_run_layer.register_fake  # type: ignore[untyped-decorator]
+def _(*_: Any) -> None:
+    return None
+
+
 @functools.cache
 def _experts_class() -> type:
     from vllm.model_executor.layers.fused_moe import modular_kernel
     from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceNoOP
 
     class ArmQuantisedExperts(modular_kernel.FusedMoEExpertsModular):  # type: ignore[misc]  # vLLM is not typed for mypy
-        """:func:`run` as vLLM's modular kernel takes it; ``weights`` is set after it is made."""
+        """:func:`run` as vLLM's modular kernel takes it; :func:`_use` gives it the weights."""
 
         weights: tuple[ExpertWeights, ExpertWeights]
+        layer: str
 
         @property
         def expects_unquantized_inputs(self) -> bool:
@@ -208,8 +233,7 @@ def _experts_class() -> type:
             ids = topk_ids if expert_map is None else expert_map[topk_ids]
             # Before, the only expert's share went into the input.
             shares = torch.ones_like(topk_weights) if apply_router_weight_on_input else topk_weights
-            biases = self.w1_bias, self.w2_bias
-            output.copy_(run(hidden_states, self.weights, shares, ids, activation.value, biases))
+            _run_layer(output, hidden_states, shares, ids, self.layer, activation.value)
 
     return ArmQuantisedExperts
 
@@ -276,7 +300,7 @@ class QuantisedExpertsMixin:
             experts_cls=_experts_class(),
             routing_tables=layer._expert_routing_tables(),
         )
-        self.moe_kernel.fused_experts.weights = weights
+        _use(self.moe_kernel.fused_experts, layer.layer_name, weights)
 
     def get_fused_moe_quant_config(self, layer: Any) -> Any:
         """vLLM's description of the weights, which says nothing but that their inputs are not quantised before."""

@@ -40,7 +40,7 @@ def unpack(quantised: Tensors, shape: tuple[int, int], group_size: int | None) -
 
 
 def _accept(*_: Any, return_success: bool = False, **__: Any) -> bool | None:
-    """In place of a loader whose weights are in the cache: nothing is read."""
+    """In place of the loader of a layer that has all it needs: nothing is read."""
     return True if return_success else None
 
 
@@ -89,6 +89,12 @@ def method_class() -> type:
                 get_layerwise_info(layer).reset()
                 for parameter in layer.parameters():
                     parameter.weight_loader = _accept
+
+        def process_weights_after_loading(self, layer: Any) -> None:
+            super().process_weights_after_loading(layer)
+            for parameter in layer.parameters():
+                # With expert parallelism, experts of other ranks may still arrive.
+                parameter.weight_loader = _accept
 
         def read_experts(self, layer: Any) -> tuple[ExpertWeights, ExpertWeights]:
             shapes = {part: getattr(layer, f"{part}_weight").shape[1:] for part in _PARTS}
