@@ -245,18 +245,31 @@ template <bool kHasGroups, bool kHasBias, typename Element>
 void finish_panel(const std::int32_t* sums, const RowNumbers& row_numbers, const PanelNumbers& panel, const float* bias,
                   std::int64_t rows, Element* output, std::int64_t stride) {
   const Float8 code_sums = load(panel.code_sums), scales = load(panel.scales), added = load(bias);
-  for (std::int64_t row = 0; row < rows; ++row, sums += kInt4PanelRows, output += stride) {
-    const float zero_point = row_numbers.zero_points[row], scale = row_numbers.scales[row];
+  const auto finish_row = [&]<int kLane>(float32x4_t zero_points, float32x4_t row_scales) {
     const auto finish = [&](const std::int32_t* four, float32x4_t four_sums, float32x4_t four_scales,
                             float32x4_t four_added) {
       const int32x4_t stored = vld1q_s32(four);
       float32x4_t sum = kHasGroups ? vreinterpretq_f32_s32(stored) : vcvtq_f32_s32(stored);
-      sum = vfmaq_n_f32(sum, four_sums, zero_point);
+      sum = vfmaq_laneq_f32(sum, four_sums, zero_points, kLane);
       if constexpr (!kHasGroups) sum = vmulq_f32(sum, four_scales);
-      return kHasBias ? vfmaq_n_f32(four_added, sum, scale) : vmulq_n_f32(sum, scale);
+      return kHasBias ? vfmaq_laneq_f32(four_added, sum, row_scales, kLane) : vmulq_laneq_f32(sum, row_scales, kLane);
     };
     store(output, Float8{finish(sums, code_sums.low, scales.low, added.low),
                          finish(sums + 4, code_sums.high, scales.high, added.high)});
+    sums += kInt4PanelRows;
+    output += stride;
+  };
+  std::int64_t row = 0;
+  for (; row + kInterleavedRows <= rows; row += kInterleavedRows) {
+    const float32x4_t zero_points = vld1q_f32(row_numbers.zero_points + row);
+    const float32x4_t row_scales = vld1q_f32(row_numbers.scales + row);
+    finish_row.template operator()<0>(zero_points, row_scales);
+    finish_row.template operator()<1>(zero_points, row_scales);
+    finish_row.template operator()<2>(zero_points, row_scales);
+    finish_row.template operator()<3>(zero_points, row_scales);
+  }
+  for (; row < rows; ++row) {
+    finish_row.template operator()<0>(vdupq_n_f32(row_numbers.zero_points[row]), vdupq_n_f32(row_numbers.scales[row]));
   }
 }
 
