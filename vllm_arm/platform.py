@@ -12,7 +12,7 @@ from vllm.platforms.cpu import CpuPlatform
 
 import vllm_arm
 from vllm_arm import custom_ops, envs, norm
-from vllm_arm.attention import selection
+from vllm_arm.attention import connectors, selection
 from vllm_arm.logs import get_logger
 from vllm_arm.runtime import environment
 
@@ -40,7 +40,7 @@ class ArmCpuPlatform(CpuPlatform):  # type: ignore[misc]  # vLLM is not typed fo
         """Set the defaults of the CPU path, and what EngineCore and the workers inherit.
 
         vLLM calls this in the front end and again in EngineCore. Raises ``BindingError`` on a
-        ``VLLM_CPU_OMP_THREADS_BIND`` that this machine cannot do.
+        ``VLLM_CPU_OMP_THREADS_BIND`` that this machine cannot do, and ``ValueError`` on what attention cannot do.
         """
         if multiprocessing.parent_process() is None:
             logger.info("vllm-arm %s is active; 'vllm-arm doctor' shows what it does", vllm_arm.__version__)
@@ -57,6 +57,7 @@ class ArmCpuPlatform(CpuPlatform):  # type: ignore[misc]  # vLLM is not typed fo
         custom_ops.leave_out(vllm_config)
         environment.drop_bundled_allocator(Path(vllm.__file__).parent)
         selection.check_model(vllm_config)
+        connectors.check(vllm_config.kv_transfer_config)
 
     @classmethod
     def get_attn_backend_cls(

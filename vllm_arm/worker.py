@@ -10,6 +10,7 @@ from vllm.utils import cpu_resource_utils
 from vllm.utils.cpu_resource_utils import MemoryNodeInfo
 from vllm.v1.worker import cpu_worker
 
+from vllm_arm.attention import connectors
 from vllm_arm.logs import get_logger
 from vllm_arm.runtime import placement
 from vllm_arm.runtime.cgroup import format_cpu_list
@@ -45,6 +46,7 @@ class ArmCpuWorker(cpu_worker.CPUWorker):  # type: ignore[misc]  # vLLM is not t
         distributed_init_method: str,
         is_driver_worker: bool = False,
     ) -> None:
+        connectors.compare_layouts(vllm_config)
         parallel_config = vllm_config.parallel_config
         index = placement.index_of_rank(
             local_rank, parallel_config.local_world_size, parallel_config.data_parallel_rank_local
