@@ -44,8 +44,8 @@ class Fp8MatrixWriter {
         pairs_.write_group(keys, values, in_panel / 4, reinterpret_cast<const char*>(key_pairs), sizeof key_pairs[0],
                            reinterpret_cast<const char*>(value_pairs), sizeof value_pairs[0]);
       } else {
-        pairs_.write_key(keys, in_panel, key_pairs[0]);
-        pairs_.write_value(values, in_panel, value_pairs[0]);
+        pairs_.write_token(keys, values, in_panel, reinterpret_cast<const char*>(key_pairs),
+                           reinterpret_cast<const char*>(value_pairs));
       }
     }
   }

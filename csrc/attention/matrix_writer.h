@@ -46,8 +46,7 @@ class MatrixWriter {
             write_group(keys, values, (in_panel + i) / 4, key, arguments.key_token_stride, value,
                         arguments.value_token_stride);
           } else {
-            write_key(keys, in_panel + i, reinterpret_cast<const bfloat16_t*>(key));
-            write_value(values, in_panel + i, reinterpret_cast<const bfloat16_t*>(value));
+            write_token(keys, values, in_panel + i, key, value);
           }
           key += step * arguments.key_token_stride;
           value += step * arguments.value_token_stride;
@@ -86,28 +85,19 @@ class MatrixWriter {
     }
   }
 
-  void write_key(bfloat16_t* panel, std::int64_t token, const bfloat16_t* key) const {
-    bfloat16_t* destination = panel + pair_begin(token) + (is_sve_ ? token % 4 / 2 : token % 2) * 4;
-    for (std::int64_t i = 0; i < head_size_; i += 8, destination += 2 * step()) {
-      const bfloat16x8_t eight = vld1q_bf16(key + i);
-      vst1_bf16(destination, vget_low_bf16(eight));
-      vst1_bf16(destination + step(), vget_high_bf16(eight));
-    }
-  }
-
-  // One value of a group: the others' elements between its own are kept.
-  void write_value(bfloat16_t* panel, std::int64_t token, const bfloat16_t* value) const {
-    auto* destination = reinterpret_cast<std::uint16_t*>(panel + token / 4 * 4 * head_size_);
-    const uint16x8_t own = vreinterpretq_u16_u64(vdupq_n_u64(std::uint64_t{0xffff} << (16 * (token % 4))));
-    for (std::int64_t i = 0; i < head_size_; i += 8, destination += 32) {
-      const uint16x8_t eight = vreinterpretq_u16_bf16(vld1q_bf16(value + i));
-      const uint32x4_t low = vreinterpretq_u32_u16(vzip1q_u16(eight, eight));
-      const uint32x4_t high = vreinterpretq_u32_u16(vzip2q_u16(eight, eight));
-      const uint32x4_t units[] = {vzip1q_u32(low, low), vzip2q_u32(low, low), vzip1q_u32(high, high),
-                                  vzip2q_u32(high, high)};
-      for (int k = 0; k < 4; ++k) {
-        std::uint16_t* unit = destination + 8 * k;
-        vst1q_u16(unit, vbslq_u16(own, vreinterpretq_u16_u32(units[k]), vld1q_u16(unit)));
+  // One token, eight dimensions at a time by general registers: a vector would have to read what lies between.
+  void write_token(bfloat16_t* keys, bfloat16_t* values, std::int64_t token, const char* key, const char* value) const {
+    auto* of_key = reinterpret_cast<char*>(keys + pair_begin(token) + (is_sve_ ? token % 4 / 2 : token % 2) * 4);
+    auto* of_value = reinterpret_cast<char*>(values + token / 4 * 4 * head_size_ + token % 4);
+    const std::int64_t unit_step = 2 * step();
+    for (std::int64_t i = 0; i < 2 * head_size_; i += 16) {
+      for (int half = 0; half < 2; ++half, of_key += unit_step) {
+        std::uint64_t four_keys, four_values;
+        std::memcpy(&four_keys, key + i + 8 * half, 8);
+        std::memcpy(&four_values, value + i + 8 * half, 8);
+        asm("" : "+r"(four_keys), "+r"(four_values));
+        std::memcpy(of_key, &four_keys, 8);
+        for (int k = 0; k < 4; ++k, of_value += 8, four_values >>= 16) std::memcpy(of_value, &four_values, 2);
       }
     }
   }
