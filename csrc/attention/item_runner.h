@@ -17,6 +17,7 @@
 // and, where it needs or has them:
 //   kTokenScales            true where it needs the scales of tokens of an fp8 cache
 //   write_rows              as write_row, two rows at once
+//   accumulate              with one more argument: where the sums go as the output, if they are complete
 //   scales                  what the logits and outputs are to be multiplied by
 //   widens(rows)            whether an item of that many rows has its panels widened
 //   widen                   makes panels in scratch memory of those in the cache, once for all rows of an item
@@ -58,6 +59,12 @@ struct Panels {
     const auto skip = [&](const float* scales) { return scales == nullptr ? nullptr : scales + first * kPanelTokens; };
     return {keys + first, values + first, skip(key_scales), skip(value_scales), some, wide};
   }
+};
+
+// Where the sums of a group of rows go that are complete: each row times its factor. Absent rows have a place, too.
+struct FinalRows {
+  std::uint16_t* rows[kMaximumGroupRows];
+  float factors[kMaximumGroupRows];
 };
 
 struct CacheScales {
@@ -104,6 +111,9 @@ class ItemRunner {
   static constexpr bool kCanWiden = requires { Engine::widens(0); };
   static constexpr bool kTokenScales = requires { Engine::kTokenScales; };
   static constexpr bool kWritesPairs = requires { &Engine::write_rows; };
+  static constexpr bool kFinishes = requires(const Panels& panels, const KvCache& cache, const FinalRows* final) {
+    Engine::accumulate(nullptr, nullptr, 0, panels, cache, Accumulate::first, nullptr, final);
+  };
 
   std::int64_t tile_keys() const {
     std::int64_t elements = kTileElements;
@@ -144,6 +154,7 @@ class ItemRunner {
     std::fill_n(maxima_, std::size(maxima_), -kInfinity);
     std::fill_n(sums_, kMaximumItemRows, 0.0F);
     std::fill_n(begun_, kMaximumItemRows, false);
+    std::fill_n(finished_, kMaximumItemRows, false);
   }
 
   // The panels that hold keys [key_begin, key_end). Tokens after the sequence's last are in no defined state.
@@ -242,7 +253,26 @@ class ItemRunner {
     std::copy_n(sums, rows, sums_ + row);
     const Accumulate mode = !begun_[row] ? Accumulate::first : rescale ? Accumulate::rescale : Accumulate::keep;
     begun_[row] = true;
-    Engine::accumulate(output_of(row), weights_, rows, panels, cache_, mode, factors);
+    if constexpr (kFinishes) {
+      FinalRows final;
+      // No later tile has keys that the group sees.
+      finished_[row] = item_->partial_row < 0 && tile_end >= key_ends_[last];
+      if (finished_[row]) find_final_rows(row, rows, final);
+      Engine::accumulate(output_of(row), weights_, rows, panels, cache_, mode, factors,
+                         finished_[row] ? &final : nullptr);
+    } else {
+      Engine::accumulate(output_of(row), weights_, rows, panels, cache_, mode, factors);
+    }
+  }
+
+  void find_final_rows(std::int64_t row, std::int64_t rows, FinalRows& final) {
+    const std::int64_t first_token = arguments_.batch.query_starts[item_->sequence];
+    for (std::int64_t i = 0; i < kMaximumGroupRows; ++i) {
+      // The query of the group is not needed any more.
+      char* place = i < rows ? arguments_.output_row(first_token + tokens_[row + i], heads_[row + i]) : query_of(row);
+      final.rows[i] = reinterpret_cast<std::uint16_t*>(place);
+      final.factors[i] = i < rows ? normaliser(row + i) * scales_.value : 0;
+    }
   }
 
   void add_alibi(std::int64_t row, std::int64_t rows, std::int64_t first_key, std::int64_t panels) {
@@ -305,6 +335,7 @@ class ItemRunner {
     };
     for (std::int64_t group = 0; group < rows_; group += group_rows_) {
       std::int64_t row = group;
+      if (finished_[group]) continue;
       if constexpr (kWritesPairs) {
         for (; row + 1 < group_end(group); row += 2) {
           const float factors[] = {normaliser(row) * scales_.value, normaliser(row + 1) * scales_.value};
@@ -355,7 +386,8 @@ class ItemRunner {
   std::int32_t key_begins_[kMaximumItemRows], key_ends_[kMaximumItemRows];
   // Of each row so far; maxima in base 2. Those of a group can be read as if it had all rows.
   float maxima_[kMaximumItemRows + kMaximumGroupRows], sums_[kMaximumItemRows + kMaximumGroupRows] = {};
-  bool begun_[kMaximumItemRows];  // of the first row of a group: outputs hold a sum
+  bool finished_[kMaximumItemRows];  // likewise: the output is written
+  bool begun_[kMaximumItemRows];     // of the first row of a group: outputs hold a sum
   const char* key_panels_[kMaximumTilePanels];
   const char* value_panels_[kMaximumTilePanels];
   float key_scales_[kMaximumTileKeys], value_scales_[kMaximumTileKeys];

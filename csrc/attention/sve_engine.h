@@ -9,6 +9,7 @@
 
 #include <arm_sve.h>
 
+#include <array>
 #include <utility>
 
 #include "attention/matrix_engine.h"
@@ -47,6 +48,20 @@ inline svfloat32_t exp2_lookup(svbool_t all, svfloat32_t x) {
   return svmul_x(all, svexpa(svreinterpret_u32(shifted)), linear);
 }
 
+// Of vectors of 1, 2 and 4 units: where each element of a row is when two vectors of pairs of dimensions take turns, in
+// each half of the row.
+constexpr auto kOutputOrders = [] {
+  std::array<std::array<std::uint16_t, 8 * kMaximumUnits>, 3> orders{};
+  for (std::size_t i = 0; i < orders.size(); ++i) {
+    const int dims = 2 << i;  // of a vector
+    for (int element = 0; element < 4 * dims; ++element) {
+      const int in_vector = element % dims, vector = element / dims;
+      orders[i][element] = static_cast<std::uint16_t>(vector / 2 * 2 * dims + 2 * in_vector + vector % 2);
+    }
+  }
+  return orders;
+}();
+
 // What `join` makes of the units of a vector in memory.
 template <typename Join>
 inline float32x4_t join_units(const float* lanes, Join join) {
@@ -82,13 +97,13 @@ struct SveTile<kRowPairs, std::index_sequence<kVector...>> {
   // Adds products of weights with the dimensions of values that begin at pair `first_pair`.
   [[gnu::always_inline]] static inline void accumulate(float* outputs, const bfloat16_t* weights, const Panels& panels,
                                                        std::int64_t head_size, std::int64_t first_pair, Accumulate mode,
-                                                       const float* factors) {
+                                                       const float* factors, const FinalRows* final) {
     float* tile = outputs + first_pair * 4;
     const std::int64_t stride = 2 * head_size;
     const svbool_t present = mode == Accumulate::first ? svpfalse() : svptrue_b32();
-    accumulate(tile, weights, panels, head_size, first_pair, mode, factors, load<0, kVector>(present, tile, stride)...,
-               load<1, kVector>(present, tile, stride)..., load<2, kVector>(present, tile, stride)...,
-               load<3, kVector>(present, tile, stride)...);
+    accumulate(tile, weights, panels, head_size, first_pair, mode, factors, final,
+               load<0, kVector>(present, tile, stride)..., load<1, kVector>(present, tile, stride)...,
+               load<2, kVector>(present, tile, stride)..., load<3, kVector>(present, tile, stride)...);
   }
 
  private:
@@ -124,6 +139,48 @@ struct SveTile<kRowPairs, std::index_sequence<kVector...>> {
       float* row = destination + kRowPair * stride;
       (svst1(svptrue_b32(), row + kVector * svcntw(), sums), ...);
     }
+  }
+
+  // Two vectors of sums as bf16, in the order that kOutputOrders undoes.
+  static svuint64_t rounded(svfloat32_t first, svfloat32_t second, svfloat32_t factors) {
+    const svbool_t all = svptrue_b32();
+    const svbfloat16_t even = svcvt_bf16_x(all, svmul_x(all, first, factors));
+    return svreinterpret_u64(svcvtnt_bf16_x(even, all, svmul_x(all, second, factors)));
+  }
+
+  // Final sums of a pair of rows, from dimension `dim` on, times their factors, as the output.
+  template <int kRowPair, typename... Rest>
+  [[gnu::always_inline]] static inline void finish(const FinalRows& final, std::int64_t dim, svfloat32_t a,
+                                                   svfloat32_t b, svfloat32_t c, svfloat32_t d, Rest... rest) {
+    if constexpr (kRowPair < kRowPairs) {
+      const svfloat32_t factors = final_factors<kRowPair>(final);
+      const svuint64_t low = rounded(a, b, factors), high = rounded(c, d, factors);
+      write<kRowPair>(final, dim, svptrue_b16(), svuzp1(low, high), svuzp2(low, high));
+      if constexpr (sizeof...(rest) > 0) finish<kRowPair>(final, dim + svcnth(), rest...);
+    }
+  }
+
+  template <int kRowPair>
+  [[gnu::always_inline]] static inline void finish(const FinalRows& final, std::int64_t dim, svfloat32_t a,
+                                                   svfloat32_t b) {
+    if constexpr (kRowPair < kRowPairs) {
+      const svuint64_t both = rounded(a, b, final_factors<kRowPair>(final));
+      write<kRowPair>(final, dim, svwhilelt_b16(std::uint64_t{0}, svcnth() / 2), svuzp1(both, both),
+                      svuzp2(both, both));
+    }
+  }
+
+  template <int kRowPair>
+  static svfloat32_t final_factors(const FinalRows& final) {
+    const float first = final.factors[2 * kRowPair], second = final.factors[2 * kRowPair + 1];
+    return svdupq_f32(first, first, second, second);
+  }
+
+  template <int kRowPair>
+  static void write(const FinalRows& final, std::int64_t dim, svbool_t present, svuint64_t first, svuint64_t second) {
+    const svuint16_t order = svld1(svptrue_b16(), kOutputOrders[vector_units() / 2].data());
+    svst1(present, final.rows[2 * kRowPair] + dim, svtbl(svreinterpret_u16(first), order));
+    svst1(present, final.rows[2 * kRowPair + 1] + dim, svtbl(svreinterpret_u16(second), order));
   }
 
   template <int kRowPair>
@@ -183,9 +240,9 @@ struct SveTile<kRowPairs, std::index_sequence<kVector...>> {
 
   [[gnu::always_inline]] static inline void accumulate(float* tile, const bfloat16_t* weights, const Panels& panels,
                                                        std::int64_t head_size, std::int64_t first_pair, Accumulate mode,
-                                                       const float* factors, Sum<kVector>... sums0,
-                                                       Sum<kVector>... sums1, Sum<kVector>... sums2,
-                                                       Sum<kVector>... sums3) {
+                                                       const float* factors, const FinalRows* final,
+                                                       Sum<kVector>... sums0, Sum<kVector>... sums1,
+                                                       Sum<kVector>... sums2, Sum<kVector>... sums3) {
     if (mode == Accumulate::rescale) {
       (rescale<0>(factors, sums0), ...);
       (rescale<1>(factors, sums1), ...);
@@ -207,6 +264,13 @@ struct SveTile<kRowPairs, std::index_sequence<kVector...>> {
       for (; groups > 0; --groups, values += group_elements, weights += kUnit) {
         add_group(weights, stride, values, sums0..., sums1..., sums2..., sums3...);
       }
+    }
+    if (final != nullptr) {
+      finish<0>(*final, 2 * first_pair, sums0...);
+      finish<1>(*final, 2 * first_pair, sums1...);
+      finish<2>(*final, 2 * first_pair, sums2...);
+      finish<3>(*final, 2 * first_pair, sums3...);
+      return;
     }
     store<0>(tile, 2 * head_size, sums0...);
     store<1>(tile, 2 * head_size, sums1...);
@@ -306,13 +370,13 @@ struct SveEngine : MatrixEngine {
   }
 
   static void accumulate(float* outputs, const char* packed_weights, std::int64_t rows, const Panels& panels,
-                         const KvCache& cache, Accumulate mode, const float* factors) {
+                         const KvCache& cache, Accumulate mode, const float* factors, const FinalRows* final) {
     const auto* weights = reinterpret_cast<const bfloat16_t*>(packed_weights);
     switch ((rows + 1) / 2) {
-      case 1: return accumulate_of<1>(outputs, weights, panels, cache.head_size, mode, factors);
-      case 2: return accumulate_of<2>(outputs, weights, panels, cache.head_size, mode, factors);
-      case 3: return accumulate_of<3>(outputs, weights, panels, cache.head_size, mode, factors);
-      default: return accumulate_of<4>(outputs, weights, panels, cache.head_size, mode, factors);
+      case 1: return accumulate_of<1>(outputs, weights, panels, cache.head_size, mode, factors, final);
+      case 2: return accumulate_of<2>(outputs, weights, panels, cache.head_size, mode, factors, final);
+      case 3: return accumulate_of<3>(outputs, weights, panels, cache.head_size, mode, factors, final);
+      default: return accumulate_of<4>(outputs, weights, panels, cache.head_size, mode, factors, final);
     }
   }
 
@@ -351,12 +415,14 @@ struct SveEngine : MatrixEngine {
 
   template <int kRowPairs>
   [[gnu::noinline]] static void accumulate_of(float* outputs, const bfloat16_t* weights, const Panels& panels,
-                                              std::int64_t head_size, Accumulate mode, const float* factors) {
+                                              std::int64_t head_size, Accumulate mode, const float* factors,
+                                              const FinalRows* final) {
     const std::int64_t units = vector_units(), count = head_size / 2 / units;
     std::int64_t first = 0;
     const auto take = [&]<int kVectors>() {
       for (; first + kVectors <= count; first += kVectors) {
-        SveTileOf<kRowPairs, kVectors>::accumulate(outputs, weights, panels, head_size, first * units, mode, factors);
+        SveTileOf<kRowPairs, kVectors>::accumulate(outputs, weights, panels, head_size, first * units, mode, factors,
+                                                   final);
       }
     };
     take.template operator()<tile_vectors(kRowPairs)>();
