@@ -14,8 +14,8 @@ namespace vllm_arm {
 // output[rows, n] = input[rows, k] * weight^T + bias[n]; all contiguous.
 //
 // Each row of the input becomes scale * (code - zero point) with codes of int8, rounded to nearest even; the range of a
-// row takes in 0. The products of a group are summed exactly, and the sums of groups in fp32. A row with a NaN or an
-// infinity gives NaN everywhere.
+// row takes in 0. The products of a group are summed exactly, the sums of groups and what zero points add in fp32. A
+// row with a NaN or an infinity gives NaN everywhere.
 struct LinearInt4Arguments {
   Int4Shape shape;
   const std::byte* packed;  // pack_int4's

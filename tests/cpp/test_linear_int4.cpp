@@ -195,6 +195,18 @@ TEST_CASE("linear_int4 multiplies more outputs than it computes together") {
   });
 }
 
+TEST_CASE("linear_int4 multiplies more rows and inputs than it has at hand") {
+  for_each_runnable_variant(vllm_arm::kLinearInt4Table, [](const LinearInt4Kernel* kernel) {
+    std::mt19937 random(23);
+    check_product<BFloat16>(*kernel, {16, 96, 96, false}, 11, true, random);
+    check_product<BFloat16>(*kernel, {16, 32, 32, false}, 270, true, random);
+    check_product<BFloat16>(*kernel, {9, 64, 32, true}, 270, false, random);
+    check_product<BFloat16>(*kernel, {9, 4128, 32, false}, 18, true, random);
+    // Rounded to bf16, which hides what fp32 loses of sums beyond 2^24.
+    check_product<BFloat16>(*kernel, {9, 4128, 4128, false}, 18, false, random);
+  });
+}
+
 TEST_CASE("linear_int4 sums exactly up to the most inputs") {
   for_each_runnable_variant(vllm_arm::kLinearInt4Table, [](const LinearInt4Kernel* kernel) {
     for (const std::int64_t rows : {1, 5}) {
