@@ -25,9 +25,9 @@ def layout(features: _host.Features | None = None) -> str:
     """The name of the order of elements within a block: where it is the same, so is the order."""
     features = features or _host.host_features()
     variant = _host.select_isa(_host.operations()["paged_attention"], features, envs.VLLM_ARM_ISA)
-    # Vectors of 16 bytes lie as without SVE, and so do those of a length that has no kernel of its own.
-    wide = variant == "sve" and features.sve_bytes in (32, 64)
-    name = f"sve{8 * features.sve_bytes}" if wide else {"sve": "bf16"}.get(variant, variant)
+    # With vectors of a length that has no kernel of its own, keys lie as without SVE.
+    has_own_order = variant == "sve" and features.sve_bytes in (16, 32, 64)
+    name = f"sve{8 * features.sve_bytes}" if has_own_order else {"sve": "bf16"}.get(variant, variant)
     return f"vllm-arm-1-{name}"
 
 
