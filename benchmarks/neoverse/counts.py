@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 Words = tuple[int, ...]
+
+# Of A64's branches, exceptions and system instructions; execution goes on to the next address after any other.
+_GROUP, _BRANCHES = 0x1C000000, 0x14000000
 
 
 @dataclass(frozen=True)
@@ -27,16 +30,37 @@ class Block:
 def parse_counts(lines: Iterable[str]) -> list[Block]:
     """Blocks of one region, equal ones added up, in an order that depends on nothing else.
 
+    QEMU ends a block at the end of a page too, as no core does: it is joined to the one that follows it there.
+
     Raises ``ValueError`` with the line that is none.
     """
-    executions: Counter[Words] = Counter()
+    counted: defaultdict[int, Counter[Words]] = defaultdict(Counter)
     for line in lines:
-        count, *words = line.split()
-        if not words:
-            raise ValueError(f"counts: expected 'executions word ...', found {line!r}")
-        executions[tuple(int(word, 16) for word in words)] += int(count)
-    blocks = [Block(words, count) for words, count in executions.items()]
+        count, *numbers = line.split()
+        if len(numbers) < 2:
+            raise ValueError(f"counts: expected 'executions address word ...', found {line!r}")
+        address, *words = (int(number, 16) for number in numbers)
+        counted[address][tuple(words)] += int(count)
+    _join(counted)
+    executions: Counter[Words] = Counter()
+    for at_address in counted.values():
+        executions.update(at_address)
+    blocks = [Block(words, count) for words, count in executions.items() if count > 0]
     return sorted(blocks, key=lambda block: (-block.instructions, block.words))
+
+
+def _join(counted: dict[int, Counter[Words]]) -> None:
+    # From the end, so that what is joined may have been joined itself.
+    for address in sorted(counted, reverse=True):
+        for words, count in list(counted[address].items()):
+            after = counted.get(address + 4 * len(words), Counter())
+            if words[-1] & _GROUP == _BRANCHES or len(after) != 1:
+                continue
+            [(next_words, next_count)] = after.items()
+            if next_count >= count:
+                del counted[address][words]
+                counted[address][words + next_words] += count
+                after[next_words] -= count
 
 
 def read_counts(path: Path) -> list[Block]:

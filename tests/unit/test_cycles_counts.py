@@ -13,14 +13,33 @@ from tests.unit.cycles_helpers import FAKE_LLVM_MC, write_program
 
 
 def test_equal_blocks_are_added_and_order_does_not_depend_on_the_file() -> None:
-    lines = ["3 0000000a 0000000b", "1 0000000c", "4 0000000a 0000000b", "1 00000001"]
+    lines = ["3 1000 0000000a 0000000b", "1 2000 0000000c", "4 3000 0000000a 0000000b", "1 4000 00000001"]
     blocks = parse_counts(lines)
     assert blocks == parse_counts(reversed(lines))
     assert blocks == [Block((10, 11), 7), Block((1,), 1), Block((12,), 1)]
     assert total_instructions(blocks) == 16
 
 
-@pytest.mark.parametrize("line", ["7", "x 0000000a", "7 zz"])
+RETURN = 0xD65F03C0
+
+
+def test_a_block_that_ends_with_its_page_is_joined_to_the_next() -> None:
+    lines = ["5 ff8 a b", f"7 1000 c {RETURN:x}"]
+    assert parse_counts(lines) == [Block((10, 11, 12, RETURN), 5), Block((12, RETURN), 2)]
+
+
+def test_blocks_are_joined_in_chains_and_not_after_branches() -> None:
+    assert parse_counts(["4 ffc a", "4 1000 b", "4 1004 c"]) == [Block((10, 11, 12), 4)]
+    apart = [f"5 ff8 a {RETURN:x}", "7 1000 b"]
+    assert parse_counts(apart) == [Block((10, RETURN), 5), Block((11,), 7)]
+
+
+def test_blocks_are_left_where_it_is_not_known_what_followed() -> None:
+    assert len(parse_counts(["5 ffc a", "3 1000 b", "3 1000 b c"])) == 3, "two blocks of different length"
+    assert len(parse_counts(["5 ffc a", "3 1000 b"])) == 2, "the count began in between"
+
+
+@pytest.mark.parametrize("line", ["7", "7 0000000a", "x 10 0000000a", "7 10 zz"])
 def test_what_is_no_block_is_refused(line: str) -> None:
     with pytest.raises(ValueError, match=r"expected|invalid literal"):
         parse_counts([line])

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A QEMU plugin that counts the basic blocks that a guest executes between two marks.
 //
-// The guest marks with a system call that changes nothing and whose second argument is the mark: a seek in /dev/null, or
-// getpriority() of a process that does not exist. 0x5eed0000 sets the counts to zero, 0x5eed0001 + N writes them to
-// PREFIX.N, one line a block: "executions word word ...", the words in hexadecimal. The plugin takes out=PREFIX.
+// The guest marks with a system call that changes nothing and whose second argument is the mark: a seek in /dev/null,
+// or getpriority() of a process that does not exist. 0x5eed0000 sets the counts to zero, 0x5eed0001 + N writes them to
+// PREFIX.N, one line a block: "executions address word word ...", all but the first in hexadecimal. The plugin takes
+// out=PREFIX.
 //
 // It counts one thread at a time: the increments are not atomic. QEMU 7.2 to 8.2 (plugin API 1).
 #include <inttypes.h>
@@ -27,6 +28,7 @@ typedef void (*syscall_callback)(qemu_plugin_id_t, unsigned int, int64_t, uint64
 void qemu_plugin_register_vcpu_tb_trans_cb(qemu_plugin_id_t, translation_callback);
 void qemu_plugin_register_vcpu_syscall_cb(qemu_plugin_id_t, syscall_callback);
 void qemu_plugin_register_vcpu_tb_exec_inline(struct qemu_plugin_tb*, enum qemu_plugin_op, void*, uint64_t);
+uint64_t qemu_plugin_tb_vaddr(const struct qemu_plugin_tb*);
 size_t qemu_plugin_tb_n_insns(const struct qemu_plugin_tb*);
 struct qemu_plugin_insn* qemu_plugin_tb_get_insn(const struct qemu_plugin_tb*, size_t);
 const void* qemu_plugin_insn_data(const struct qemu_plugin_insn*);
@@ -38,7 +40,7 @@ static const uint32_t kMarkMask = 0xffff0000u;
 
 struct block {
   struct block* next;
-  uint64_t executions;
+  uint64_t executions, address;
   size_t length;
   uint32_t words[];
 };
@@ -57,6 +59,7 @@ static void on_translation(qemu_plugin_id_t id, struct qemu_plugin_tb* tb) {
   const size_t length = qemu_plugin_tb_n_insns(tb);
   struct block* block = calloc(1, sizeof *block + length * sizeof block->words[0]);
   if (block == NULL) fail("bbcount: calloc");
+  block->address = qemu_plugin_tb_vaddr(tb);
   block->length = length;
   for (size_t i = 0; i < length; ++i) {
     memcpy(&block->words[i], qemu_plugin_insn_data(qemu_plugin_tb_get_insn(tb, i)), sizeof block->words[i]);
@@ -75,7 +78,7 @@ static void write_counts(uint32_t region) {
   if (file == NULL) fail(path);
   for (const struct block* block = blocks; block != NULL; block = block->next) {
     if (block->executions == 0) continue;
-    fprintf(file, "%" PRIu64, block->executions);
+    fprintf(file, "%" PRIu64 " %" PRIx64, block->executions, block->address);
     for (size_t i = 0; i < block->length; ++i) fprintf(file, " %08" PRIx32, block->words[i]);
     fputc('\n', file);
   }
