@@ -9,6 +9,7 @@
 #include "attention/divide_tokens.h"
 #include "attention/paged_attention_table.h"
 #include "bindings/arguments.h"
+#include "host/thread_scratch.h"
 
 namespace {
 
@@ -306,13 +307,11 @@ void paged_attention(Tensor output, Tensor query, Tensor kv_cache, Tensor schedu
     arguments.partial_sum = arguments.partial_maximum + rows;
   }
   static const auto kernel = vllm_arm::select_kernel(vllm_arm::kPagedAttentionTable).kernel;
-  const std::int64_t scratch_bytes = vllm_arm::paged_attention_scratch_bytes(cache.head_size);
-  Tensor scratch = torch::stable::new_empty(query, {header.threads * scratch_bytes}, ScalarType::Byte);
-  auto* scratch_begin = static_cast<char*>(scratch.mutable_data_ptr());
+  const auto scratch_bytes = static_cast<std::size_t>(vllm_arm::paged_attention_scratch_bytes(cache.head_size));
   parallel_for(0, header.threads, 1, [&](std::int64_t begin, std::int64_t end) {
+    auto* scratch = static_cast<char*>(vllm_arm::thread_scratch(scratch_bytes));
     for (std::int64_t i = begin; i < end; ++i) {
-      kernel(arguments, items + thread_begins[i], thread_begins[i + 1] - thread_begins[i],
-             scratch_begin + i * scratch_bytes);
+      kernel(arguments, items + thread_begins[i], thread_begins[i + 1] - thread_begins[i], scratch);
     }
   });
   if (header.merges == 0) return;

@@ -4,8 +4,8 @@
 #include <optional>
 
 #include "bindings/linear_arguments.h"
+#include "host/thread_scratch.h"
 #include "linear/panel_linear_table.h"
-#include "linear/thread_scratch.h"
 
 namespace {
 

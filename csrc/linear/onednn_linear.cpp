@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "linear/thread_scratch.h"
+#include "host/thread_scratch.h"
 #include "oneapi/dnnl/dnnl.hpp"
 
 namespace vllm_arm {

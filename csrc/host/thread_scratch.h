@@ -6,7 +6,7 @@
 
 namespace vllm_arm {
 
-// Memory that a product needs while it runs, aligned to a cache line: one block for each thread that calls, grown as
+// Memory that an operation needs while it runs, aligned to a cache line: one block for each thread that calls, grown as
 // needed. Each call gives the same block.
 inline void* thread_scratch(std::size_t bytes) {
   constexpr std::align_val_t kAlignment{64};
