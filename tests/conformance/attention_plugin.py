@@ -39,12 +39,13 @@ _joined_caches: Any = WeakTensorKeyDictionary()
 def _join(key_cache: torch.Tensor, value_cache: torch.Tensor) -> torch.Tensor:
     """``[blocks, kv_heads, block_size, content]`` that our ops take: where the caches are its halves, those."""
     blocks, heads, block_size, head_size = key_cache.shape
+    # Ours holds scales beside elements of 8 bits.
+    scales = 8 if key_cache.element_size() == 1 else 0
     halves = value_cache.data_ptr() - key_cache.data_ptr() == block_size * head_size * key_cache.element_size()
-    if halves and key_cache.stride(1) == 2 * block_size * head_size:
+    if not scales and halves and key_cache.stride(1) == 2 * block_size * head_size:
         strides = (key_cache.stride(0), key_cache.stride(1), 2 * head_size, 1)
         return key_cache.as_strided((blocks, heads, block_size, 2 * head_size), strides)
     if key_cache not in _joined_caches:
-        scales = 8 if key_cache.element_size() == 1 else 0
         _joined_caches[key_cache] = key_cache.new_zeros(blocks, heads, block_size, 2 * head_size + scales)
     joined: torch.Tensor = _joined_caches[key_cache]
     return joined
