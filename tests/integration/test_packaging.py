@@ -61,8 +61,9 @@ def environment(tmp_path: Path) -> Path:
     packages = site_packages(folder)
     borrowed = tmp_path / "borrowed"
     borrowed.mkdir()
-    for directory in site.getsitepackages():
-        for entry in Path(directory).iterdir():
+    # Debian's Python names folders that a virtual environment does not have.
+    for directory in filter(Path.is_dir, map(Path, site.getsitepackages())):
+        for entry in directory.iterdir():
             if "vllm_arm" not in entry.name and entry.suffix != ".pth" and not entry.name.startswith("pip"):
                 (borrowed / entry.name).symlink_to(entry)
     (packages / "borrowed.pth").write_text(f"{borrowed}\n")
