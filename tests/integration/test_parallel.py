@@ -80,9 +80,9 @@ def test_two_pipeline_stages(expected: list[Answer], tmp_path: Path) -> None:
             victim.send_signal(signal.SIGKILL)
             assert_gone(processes, shared_memory)
             assert long_request.exception() is not None, "answered in spite of its death"
+        # By the other stage, or by vLLM where it is faster and ends the other stage.
         log = server.log.read_text()
-        assert "Worker proc VllmWorker-0 died unexpectedly" in log
-        assert f"rank 0 (process {victim.pid}) has died" in log
+        assert f"rank 0 (process {victim.pid}) has died" in log or "Worker proc VllmWorker-0 died unexpectedly" in log
 
 
 def test_two_hosts(expected: list[Answer], tmp_path: Path) -> None:
