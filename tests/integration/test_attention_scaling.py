@@ -20,7 +20,7 @@ from benchmarks.cases import select
 PROJECT = Path(__file__).resolve().parents[2]
 # Of one thread's time: half, and what CPU times read to 10 ms on a busy machine are off by.
 LARGEST_SHARE = 0.6
-ROUNDS = 4
+ROUNDS = 12
 SECONDS = 0.15  # of a round, for one thread
 
 
