@@ -5,15 +5,12 @@ It runs in a folder of its own, so it imports nothing of this project's tests. O
 have every value of every parameter; all of them where VLLM_ARM_CONFORMANCE=all.
 """
 
-import os
-from collections import Counter
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 import vllm._custom_ops
-from sampling import sample
+from sampling import calls, count_calls, leave_out_repetitions  # noqa: F401  # a fixture
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from vllm_arm import ops
@@ -31,7 +28,6 @@ SMALLER: dict[str, list[Any]] = {
 # One case with nothing to shrink: minutes with portable kernels.
 ONLY_IN_FULL = "test_varlen_with_paged_kv_fp8_large_prefill_amx"
 
-calls: Counter[str] = Counter()
 # The test's reference for fp8 has a cache of keys and one of values, where it and vLLM otherwise have them in one.
 _joined_caches: Any = WeakTensorKeyDictionary()
 
@@ -139,16 +135,4 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Func
         # These call an op that we have no part in.
         if "zentorch" not in item.originalname:
             item.own_markers[:] = [mark for mark in item.own_markers if mark.name != "skipif"]
-    if os.environ.get("VLLM_ARM_CONFORMANCE") == "all":
-        return
-    chosen = sample([item for item in items if item.originalname != ONLY_IN_FULL])
-    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-    items[:] = chosen
-
-
-@pytest.fixture(scope="session", autouse=True)
-def count_calls(record_testsuite_property: Callable[[str, object], None]) -> Iterator[None]:
-    """Put how often each op of ours ran into the report."""
-    yield
-    for name, count in calls.items():
-        record_testsuite_property(name, count)
+    leave_out_repetitions(config, items, ONLY_IN_FULL)

@@ -8,14 +8,12 @@ engine of ours; of each test it runs a sample, and all cases where VLLM_ARM_CONF
 import os
 import sys
 import types
-from collections import Counter
-from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import pytest
 import torch
 import vllm._custom_ops
-from sampling import sample
+from sampling import calls, count_calls, leave_out_repetitions  # noqa: F401  # a fixture
 
 from vllm_arm.linear import engines
 
@@ -23,7 +21,6 @@ from vllm_arm.linear import engines
 SMALLER = [(256, 128), (1024, 1024), (2048, 512), (4008, 512), (1023, 491), (1001, 15)]
 
 engine = engines.PACKED[os.environ["VLLM_ARM_CONFORMANCE_ENGINE"]]  # type: ignore[index]
-calls: Counter[str] = Counter()
 
 
 class Weight(NamedTuple):
@@ -112,16 +109,4 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Function]) -> None:
     """Leave out repetitions unless all is asked for."""
-    if os.environ.get("VLLM_ARM_CONFORMANCE") == "all":
-        return
-    chosen = sample(items)
-    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-    items[:] = chosen
-
-
-@pytest.fixture(scope="session", autouse=True)
-def count_calls(record_testsuite_property: Callable[[str, object], None]) -> Iterator[None]:
-    """Put how often each op of ours ran into the report."""
-    yield
-    for name, count in calls.items():
-        record_testsuite_property(name, count)
+    leave_out_repetitions(config, items)
