@@ -18,5 +18,4 @@ if(NOT KleidiAI_FOUND)
   FetchContent_Declare(kleidiai
     GIT_REPOSITORY https://github.com/ARM-software/kleidiai.git GIT_TAG v1.30.0 GIT_SHALLOW TRUE)
   FetchContent_MakeAvailable(kleidiai)
-  target_compile_options(kleidiai PRIVATE -Wno-error)
 endif()

@@ -13,7 +13,7 @@ endif()
 if(NOT dnnl_FOUND)
   include(FetchContent)
   if(VLLM_ARM_TARGET_IS_AARCH64)
-    # Built now, for oneDNN looks for its library files when it is configured.
+    # Built now, for oneDNN looks for its library files when it is configured. oneDNN 3.12 takes 52.4 and later.
     FetchContent_Declare(compute_library
       GIT_REPOSITORY https://github.com/ARM-software/ComputeLibrary.git GIT_TAG v52.6.0 GIT_SHALLOW TRUE
       SOURCE_SUBDIR none)
@@ -38,7 +38,7 @@ if(NOT dnnl_FOUND)
   set(ONEDNN_ENABLE_PRIMITIVE "MATMUL;REORDER" CACHE STRING "" FORCE)
   set(ONEDNN_BUILD_GRAPH OFF CACHE BOOL "" FORCE)
   FetchContent_Declare(onednn
-    GIT_REPOSITORY https://github.com/uxlfoundation/oneDNN.git GIT_TAG v3.13 GIT_SHALLOW TRUE)
+    GIT_REPOSITORY https://github.com/uxlfoundation/oneDNN.git GIT_TAG v3.12.4 GIT_SHALLOW TRUE)
   FetchContent_MakeAvailable(onednn)
   add_library(DNNL::dnnl ALIAS dnnl)
 endif()
