@@ -17,7 +17,7 @@ void put(std::byte*& destination, Number value) {
   destination += sizeof value;
 }
 
-std::byte two_codes(std::int8_t low, std::int8_t high) {
+std::byte two_codes(int low, int high) {
   return static_cast<std::byte>((low & 0xf) | (static_cast<unsigned>(high & 0xf) << 4));
 }
 
@@ -25,7 +25,8 @@ std::byte two_codes(std::int8_t low, std::int8_t high) {
 
 void pack_int4(const Int4Shape& shape, const std::int8_t* codes, const float* scales, const std::int8_t* zero_points,
                std::byte* packed, std::int64_t panel_begin, std::int64_t panel_end) {
-  const std::int64_t groups = shape.groups();
+  const std::int64_t groups = shape.groups(), apart = shape.inputs_apart();
+  const int offset = shape.has_groups() ? 0 : 8;
   for (std::int64_t panel = panel_begin; panel < panel_end; ++panel) {
     std::byte* destination = packed + panel * shape.panel_bytes();
     std::byte* offsets = packed + shape.offsets_begin() + panel * groups * kInt4PanelRows * 4;
@@ -43,13 +44,14 @@ void pack_int4(const Int4Shape& shape, const std::int8_t* codes, const float* sc
         if (shape.has_groups()) group_scales[i] = to_float(stored_scales[i]);
       }
       for (std::int64_t block = 0; block < shape.group_size; block += kInt4Block) {
-        for (std::int64_t segment = 0; segment < kInt4Block / 2; segment += kSegment) {
+        for (std::int64_t segment = 0; segment < 2; ++segment) {
+          const std::int64_t first = group * shape.group_size + block + segment * (kInt4Block / 2 - apart + kSegment);
           for (std::int64_t i = 0; i < kInt4PanelRows; ++i) {
-            const std::int8_t* low = codes + rows[i] * shape.k + group * shape.group_size + block + segment;
+            const std::int8_t* low = codes + rows[i] * shape.k + first;
             std::int32_t sum = 0;
             for (std::int64_t j = 0; j < kSegment; ++j) {
-              const std::int8_t high = low[j + kInt4Block / 2];
-              *destination++ = two_codes(low[j], high);
+              const std::int8_t high = low[j + apart];
+              *destination++ = two_codes(low[j] + offset, high);
               sum += low[j] + high;
             }
             sums[i] += sum;
@@ -68,13 +70,10 @@ void pack_int4(const Int4Shape& shape, const std::int8_t* codes, const float* sc
       if (shape.has_groups()) {
         put(destination, scaled_sums[i]);
       } else {
-        put(destination, sums[i] * 16);
+        put(destination, sums[i]);
       }
     }
-    if (!shape.has_groups()) {
-      for (const std::int64_t row : rows) put(destination, scales[row] / 16);
-    }
-    for (std::int64_t i = 0; i < kInt4PanelRows; ++i) put(destination, 0.0F);
+    for (const std::int64_t row : rows) put(destination, shape.has_groups() ? 0.0F : scales[row]);
   }
 }
 

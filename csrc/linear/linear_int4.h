@@ -28,10 +28,11 @@ struct LinearInt4Arguments {
 };
 
 // Quantised rows are interleaved in blocks of `block_rows`, by eight inputs; after the codes of a block come its rows'
-// negated zero points in int32 and scales in fp32: KleidiAI's qai8dxp. Where the weight has zero points, the sums of a
-// row's values over each group follow all blocks in fp32: [rows][groups].
+// negated zero points in int32 and scales in fp32: KleidiAI's qai8dxp. Where the weight has one scale for each output,
+// they are followed in int32 by what the offset of its low halves adds to each row's sums, negated. Where it has zero
+// points, the sums of a row's values over each group follow all blocks in fp32: [rows][groups].
 constexpr std::int64_t activation_block_bytes(const Int4Shape& shape, std::int64_t block_rows) {
-  return block_rows * (shape.k + 8);
+  return block_rows * (shape.k + (shape.has_groups() ? 8 : 12));
 }
 
 constexpr std::int64_t activation_bytes(const Int4Shape& shape, std::int64_t rows, std::int64_t block_rows) {

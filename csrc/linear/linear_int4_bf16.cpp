@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <type_traits>
 
+#include "linear/linear_int4_row.h"
 #include "linear/linear_int4_table.h"
-#include "linear/linear_int4_tiles.h"
 
 namespace vllm_arm {
 namespace {
@@ -12,27 +12,29 @@ constexpr std::int64_t kUnpackedInputs = 4096;                   // of a panel, 
 constexpr float kNoBias[kInt4PanelRows] = {};
 constexpr std::int64_t kTileRows = 16;   // at most
 constexpr std::int64_t kMostRows = 256;  // whose sums with a panel are kept
+// What the sums of a pair of rows start from, once for each sum: to load is cheaper than to copy.
+constexpr std::int64_t kPanelStarts = 2 * kInt4PanelRows;
 
-// Codes times 16, of pairs of outputs: use(chunk of eight inputs, vectors) for each chunk of a block of 32 inputs.
-// Packed: two codes in a byte, which are of chunks two apart.
+// Codes of pairs of outputs: use(chunk of eight inputs, vectors) for each chunk of a block of 32 inputs. Packed: two
+// codes in a byte. With groups they come times 16, without those of low halves plus 8.
 struct PackedCodes {
   static constexpr std::int64_t kBlockBytes = kPanelBlockBytes;
   static std::int64_t group_bytes(const Int4Shape& shape) { return shape.group_bytes(); }
 
-  template <int kPairs, typename Use>
+  template <bool kHasGroups, int kPairs, typename Use>
   [[gnu::always_inline]] static void for_each_chunk(const std::int8_t* codes, Use use) {
-    const int8x16_t high_half = vdupq_n_s8(static_cast<std::int8_t>(0xf0));
+    const int8x16_t half = vdupq_n_s8(static_cast<std::int8_t>(kHasGroups ? 0xf0 : 0x0f));
 #pragma GCC unroll 2
     for (int segment = 0; segment < 2; ++segment) {
       int8x16_t low[kPairs], high[kPairs];
 #pragma GCC unroll 4
       for (int i = 0; i < kPairs; ++i) {
         const int8x16_t packed = vld1q_s8(codes + segment * kPanelBlockBytes / 2 + i * 16);
-        low[i] = vshlq_n_s8(packed, 4);
-        high[i] = vandq_s8(packed, high_half);
+        low[i] = kHasGroups ? vshlq_n_s8(packed, 4) : vandq_s8(packed, half);
+        high[i] = kHasGroups ? vandq_s8(packed, half) : vshrq_n_s8(packed, 4);
       }
-      use(segment, low);
-      use(segment + 2, high);
+      use(kHasGroups ? segment : 2 * segment, low);
+      use(kHasGroups ? segment + 2 : 2 * segment + 1, high);
     }
   }
 };
@@ -42,7 +44,7 @@ struct UnpackedCodes {
   static constexpr std::int64_t kBlockBytes = 2 * kPanelBlockBytes;
   static std::int64_t group_bytes(const Int4Shape& shape) { return shape.group_size * kInt4PanelRows; }
 
-  template <int kPairs, typename Use>
+  template <bool, int kPairs, typename Use>
   [[gnu::always_inline]] static void for_each_chunk(const std::int8_t* codes, Use use) {
 #pragma GCC unroll 4
     for (int chunk = 0; chunk < 4; ++chunk) {
@@ -54,11 +56,12 @@ struct UnpackedCodes {
   }
 };
 
+template <bool kHasGroups>
 void unpack_panel(const Int4Shape& shape, const std::byte* panel, std::int8_t* unpacked) {
   for (std::int64_t group = 0; group < shape.groups(); ++group, panel += shape.group_bytes()) {
     const auto* codes = reinterpret_cast<const std::int8_t*>(panel);
     for (std::int64_t i = 0; i < shape.group_size; i += kInt4Block) {
-      PackedCodes::for_each_chunk<4>(codes, [&](int chunk, const int8x16_t(&vectors)[4]) {
+      PackedCodes::for_each_chunk<kHasGroups, 4>(codes, [&](int chunk, const int8x16_t(&vectors)[4]) {
 #pragma GCC unroll 4
         for (int j = 0; j < 4; ++j) vst1q_s8(unpacked + chunk * kPanelBlockBytes / 2 + j * 16, vectors[j]);
       });
@@ -74,18 +77,23 @@ struct Sums {
   Number pairs[2 * kBlocks][kPairs];
 };
 
-// The products of 4 * kBlocks rows and 2 * kPairs outputs over `size` inputs, times 16.
-template <typename Codes, int kBlocks, int kPairs>
+// The products of 4 * kBlocks rows and 2 * kPairs outputs over `size` inputs: times 16 with groups, else added to what
+// `starts` has for each pair of rows.
+template <bool kHasGroups, typename Codes, int kBlocks, int kPairs>
 [[gnu::always_inline]] inline Sums<kBlocks, kPairs, int32x4_t> multiply_codes(const std::int8_t* rows,
                                                                               std::int64_t block_bytes,
                                                                               const std::int8_t* codes,
-                                                                              std::int64_t size) {
+                                                                              std::int64_t size,
+                                                                              const std::int32_t* starts) {
   Sums<kBlocks, kPairs, int32x4_t> sums;
   for (auto& pair : sums.pairs) {
-    for (auto& sum : pair) sum = vdupq_n_s32(0);
+#pragma GCC unroll 4
+    for (int j = 0; j < kPairs; ++j) pair[j] = kHasGroups ? vdupq_n_s32(0) : vld1q_s32(starts + 4 * j);
+    starts += kPanelStarts;
   }
-  for (std::int64_t i = 0; i < size; i += kInt4Block) {
-    Codes::template for_each_chunk<kPairs>(codes, [&](int chunk, const int8x16_t(&vectors)[kPairs]) {
+  std::int64_t left = size;
+  do {  // at least once, so that the sums' starts are loaded beside the first products
+    Codes::template for_each_chunk<kHasGroups, kPairs>(codes, [&](int chunk, const int8x16_t(&vectors)[kPairs]) {
 #pragma GCC unroll 8
       for (int pair = 0; pair < 2 * kBlocks; ++pair) {
         const int8x16_t two_rows = vld1q_s8(rows + chunk * kChunk + pair / 2 * block_bytes + pair % 2 * 16);
@@ -95,7 +103,8 @@ template <typename Codes, int kBlocks, int kPairs>
     });
     rows += 4 * kChunk;
     codes += Codes::kBlockBytes;
-  }
+    left -= kInt4Block;
+  } while (left > 0);
   return sums;
 }
 
@@ -118,10 +127,11 @@ template <int kBlocks, int kPairs, typename Number>
   }
 }
 
-// Interleaved rows, from the first of a block.
+// Interleaved rows, from the first of a block, and where there are no groups what the sums of each pair start from.
 struct Rows {
   const std::int8_t* blocks;
   std::int64_t block_bytes, count;
+  const std::int32_t* starts;
 };
 
 // A panel, and its codes as they are multiplied.
@@ -131,16 +141,17 @@ struct Panel {
   const std::int8_t* codes;
 };
 
-// Sums of 4 * kBlocks rows with a panel, half of it at a time where kPairs is 2: of codes times 16 in int32, or with
-// groups in fp32, of codes times their scale.
+// Sums of 4 * kBlocks rows with a panel, half of it at a time where kPairs is 2: of codes in int32, or with groups in
+// fp32, of codes times their scale.
 template <bool kHasGroups, typename Codes, int kBlocks, int kPairs>
 [[gnu::noinline]] void multiply_some_rows(const Panel& panel, const std::int8_t* rows, std::int64_t block_bytes,
-                                          std::int32_t* destination) {
+                                          const std::int32_t* starts, std::int32_t* destination) {
   const Int4Shape& shape = panel.shape;
   for (std::int64_t half = 0; half < 2; half += kPairs / 2) {
     const std::int8_t* codes = panel.codes + half * 32;
     if constexpr (!kHasGroups) {
-      store_sums(multiply_codes<Codes, kBlocks, kPairs>(rows, block_bytes, codes, shape.k), destination + half * 4);
+      store_sums(multiply_codes<false, Codes, kBlocks, kPairs>(rows, block_bytes, codes, shape.k, starts),
+                 destination + half * 4);
     } else {
       Sums<kBlocks, kPairs, float32x4_t> scaled;
       for (auto& pair : scaled.pairs) {
@@ -149,7 +160,8 @@ template <bool kHasGroups, typename Codes, int kBlocks, int kPairs>
       const std::int8_t* group_rows = rows;
       const std::byte* scales = panel.packed + shape.code_bytes() + half * 8;
       for (std::int64_t group = 0; group < shape.groups(); ++group) {
-        const auto sums = multiply_codes<Codes, kBlocks, kPairs>(group_rows, block_bytes, codes, shape.group_size);
+        const auto sums =
+            multiply_codes<true, Codes, kBlocks, kPairs>(group_rows, block_bytes, codes, shape.group_size, starts);
 #pragma GCC unroll 2
         for (int i = 0; i < kPairs; i += 2) {
           const uint16x4_t stored = vld1_u16(reinterpret_cast<const std::uint16_t*>(scales) + 2 * i);
@@ -178,9 +190,9 @@ template <bool kHasGroups, typename Codes>
 void multiply_panel(const Panel& panel, const Rows& rows, std::int32_t* sums) {
   for (std::int64_t row = 0; row < rows.count;) {
     const auto run = [&]<int kBlocks, int kPairs>() {
-      multiply_some_rows<kHasGroups, Codes, kBlocks, kPairs>(panel,
-                                                             rows.blocks + row / kInterleavedRows * rows.block_bytes,
-                                                             rows.block_bytes, sums + row * kInt4PanelRows);
+      multiply_some_rows<kHasGroups, Codes, kBlocks, kPairs>(
+          panel, rows.blocks + row / kInterleavedRows * rows.block_bytes, rows.block_bytes,
+          rows.starts + row / 2 * kPanelStarts, sums + row * kInt4PanelRows);
       row += kBlocks * kInterleavedRows;
     };
     const std::int64_t left = rows.count - row;
@@ -206,7 +218,7 @@ void multiply_packed_panel(const Int4Shape& shape, const std::byte* packed, cons
     const Panel panel{shape, packed, reinterpret_cast<const std::int8_t*>(packed)};
     return multiply_panel<kHasGroups, PackedCodes>(panel, rows, sums);
   }
-  unpack_panel(shape, packed, unpacked);
+  unpack_panel<kHasGroups>(shape, packed, unpacked);
   multiply_panel<kHasGroups, UnpackedCodes>(Panel{shape, packed, unpacked}, rows, sums);
 }
 
@@ -226,9 +238,10 @@ struct PanelNumbers {
   }
 };
 
-// Zero points, negated, and scales of rows.
+// Zero points, negated, and scales of rows, and what their sums start from.
 struct RowNumbers {
   float zero_points[kMostRows + kInterleavedRows], scales[kMostRows + kInterleavedRows];
+  alignas(64) std::int32_t starts[(kMostRows + kTileRows) / 2 * kPanelStarts];
 
   RowNumbers(const Int4Shape& shape, const Rows& rows) {
     for (std::int64_t row = 0; row < rows.count; row += kInterleavedRows) {
@@ -236,6 +249,13 @@ struct RowNumbers {
       const auto* numbers = reinterpret_cast<const std::int32_t*>(block + kInterleavedRows * shape.k);
       vst1q_f32(zero_points + row, vcvtq_f32_s32(vld1q_s32(numbers)));
       vst1q_f32(scales + row, vld1q_f32(reinterpret_cast<const float*>(numbers + kInterleavedRows)));
+      if (shape.has_groups()) continue;
+      const int32x4_t corrections = vld1q_s32(numbers + 2 * kInterleavedRows);
+      std::int32_t* pair = starts + row / 2 * kPanelStarts;
+      for (int i = 0; i < kPanelStarts; i += 4) {
+        vst1q_s32(pair + i, vzip1q_s32(corrections, corrections));
+        vst1q_s32(pair + kPanelStarts + i, vzip2q_s32(corrections, corrections));
+      }
     }
   }
 };
@@ -281,10 +301,10 @@ void multiply_panels(const LinearInt4Arguments& arguments, std::int64_t row_begi
   alignas(64) float values[kMostRows * kInt4PanelRows];
   const Int4Shape& shape = arguments.shape;
   const std::int64_t block_bytes = activation_block_bytes(shape, kInterleavedRows), panel_bytes = shape.panel_bytes();
-  const Rows rows{
-      reinterpret_cast<const std::int8_t*>(arguments.activations + row_begin / kInterleavedRows * block_bytes),
-      block_bytes, row_end - row_begin};
+  Rows rows{reinterpret_cast<const std::int8_t*>(arguments.activations + row_begin / kInterleavedRows * block_bytes),
+            block_bytes, row_end - row_begin, nullptr};
   const RowNumbers row_numbers(shape, rows);
+  rows.starts = row_numbers.starts;
   for (std::int64_t panel = panel_begin; panel < panel_end; ++panel) {
     const std::byte* packed = arguments.packed + panel * panel_bytes;
     multiply_packed_panel<kHasGroups>(shape, packed, rows, unpacked, sums);
@@ -310,106 +330,46 @@ void multiply_panels(const LinearInt4Arguments& arguments, std::int64_t row_begi
   }
 }
 
-// The products of a single row with a panel, times 16. A register holds two chunks of eight inputs as if they were two
-// rows: each is multiplied with the codes of both, and the half that means something is taken at the end.
-void multiply_row_codes(const std::int8_t* activations, const std::int8_t* codes, std::int64_t k, std::int32_t* sums) {
-  const int8x16_t high_half = vdupq_n_s8(static_cast<std::int8_t>(0xf0));
-  int32x4_t even[4], odd[4];  // chunks; pairs of outputs
+// The products of a single row with a panel. A register holds two chunks of eight inputs as if they were two rows: the
+// first meets low halves, the second high ones. Each is multiplied with the bytes' low halves, and with the bytes as
+// they are; what is 16 times the products of the second chunk with high halves is the difference.
+void multiply_row_codes(const std::int8_t* activations, const std::int8_t* codes, std::int64_t k,
+                        std::int32_t correction, std::int32_t* sums) {
+  const int8x16_t low_half = vdupq_n_s8(0x0f);
+  const int32x4_t start = vcombine_s32(vdup_n_s32(correction), vdup_n_s32(0));
+  int32x4_t bytes[4], low[4];  // pairs of outputs
 #pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) even[i] = odd[i] = vdupq_n_s32(0);
+  for (int i = 0; i < 4; ++i) {
+    bytes[i] = vdupq_n_s32(0);
+    low[i] = start;
+  }
   for (std::int64_t j = 0; j < k; j += kInt4Block) {
-    const int8x16_t low_inputs = vld1q_s8(activations + j), high_inputs = vld1q_s8(activations + j + 16);
+#pragma GCC unroll 2
+    for (int segment = 0; segment < 2; ++segment) {
+      const int8x16_t inputs = vld1q_s8(activations + j + segment * 16);
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      const int8x16_t first = vld1q_s8(codes + i * 16);
-      const int8x16_t second = vld1q_s8(codes + kPanelBlockBytes / 2 + i * 16);
-      even[i] = vmmlaq_s32(even[i], low_inputs, vshlq_n_s8(first, 4));
-      odd[i] = vmmlaq_s32(odd[i], low_inputs, vshlq_n_s8(second, 4));
-      even[i] = vmmlaq_s32(even[i], high_inputs, vandq_s8(first, high_half));
-      odd[i] = vmmlaq_s32(odd[i], high_inputs, vandq_s8(second, high_half));
+      for (int i = 0; i < 4; ++i) {
+        const int8x16_t packed = vld1q_s8(codes + segment * kPanelBlockBytes / 2 + i * 16);
+        bytes[i] = vmmlaq_s32(bytes[i], inputs, packed);
+        low[i] = vmmlaq_s32(low[i], inputs, vandq_s8(packed, low_half));
+      }
     }
     codes += kPanelBlockBytes;
   }
 #pragma GCC unroll 2
   for (int half = 0; half < 2; ++half) {
     const auto as_pairs = [](int32x4_t sum) { return vreinterpretq_s64_s32(sum); };
-    const int64x2_t of_even = vuzp1q_s64(as_pairs(even[2 * half]), as_pairs(even[2 * half + 1]));
-    const int64x2_t of_odd = vuzp2q_s64(as_pairs(odd[2 * half]), as_pairs(odd[2 * half + 1]));
-    vst1q_s32(sums + 4 * half, vaddq_s32(vreinterpretq_s32_s64(of_even), vreinterpretq_s32_s64(of_odd)));
+    const auto difference = [&](int i) { return as_pairs(vsubq_s32(bytes[i], low[i])); };
+    const int64x2_t of_low = vuzp1q_s64(as_pairs(low[2 * half]), as_pairs(low[2 * half + 1]));
+    const int64x2_t of_high = vuzp2q_s64(difference(2 * half), difference(2 * half + 1));
+    vst1q_s32(sums + 4 * half, vsraq_n_s32(vreinterpretq_s32_s64(of_low), vreinterpretq_s32_s64(of_high), 4));
   }
-}
-
-// A single row and one scale for each output: panels at `packed`, whose biases are `bias`.
-template <bool kHasBias, typename Bias, typename Element>
-void multiply_whole_row(const Int4Shape& shape, const std::byte* row, const std::byte* packed, std::int64_t panels,
-                        const Bias* bias, Element* output) {
-  constexpr std::int64_t kPanelsAtOnce = 128;
-  alignas(64) std::int32_t sums[kPanelsAtOnce * kInt4PanelRows];
-  const std::int64_t panel_bytes = shape.panel_bytes();
-  const auto* activations = reinterpret_cast<const std::int8_t*>(row);
-  const auto* numbers = reinterpret_cast<const std::int32_t*>(activations + shape.k);
-  const std::int32_t zero_point = *numbers;
-  const float scale = reinterpret_cast<const float*>(numbers)[1];
-  for (std::int64_t begin = 0; begin < panels; begin += kPanelsAtOnce) {
-    const std::int64_t count = std::min(kPanelsAtOnce, panels - begin);
-    const std::byte* trailer = packed + shape.code_bytes();
-    for (std::int64_t i = 0; i < count; ++i, packed += panel_bytes) {
-      multiply_row_codes(activations, reinterpret_cast<const std::int8_t*>(packed), shape.k, sums + i * kInt4PanelRows);
-    }
-    for (std::int64_t i = 0; i < count; ++i, trailer += panel_bytes, output += kInt4PanelRows) {
-      const auto* code_sums = reinterpret_cast<const std::int32_t*>(trailer);
-      const Float8 scales = load(reinterpret_cast<const float*>(code_sums + kInt4PanelRows));
-      const auto finish = [&](int at, float32x4_t four_scales) {
-        const int32x4_t products = vld1q_s32(sums + i * kInt4PanelRows + at);
-        const int32x4_t sum = vmlaq_n_s32(products, vld1q_s32(code_sums + at), zero_point);
-        return vmulq_f32(vmulq_n_f32(vcvtq_f32_s32(sum), scale), four_scales);
-      };
-      Float8 values{finish(0, scales.low), finish(4, scales.high)};
-      if constexpr (kHasBias) {
-        const Float8 added = load(bias + (begin + i) * kInt4PanelRows);
-        values = {vaddq_f32(values.low, added.low), vaddq_f32(values.high, added.high)};
-      }
-      store(output, values);
-    }
-  }
-}
-
-// Whole panels at once; what is left is done by tiles.
-template <typename Element>
-std::int64_t multiply_whole_panels(const LinearInt4Arguments& arguments, std::int64_t panel_begin,
-                                   std::int64_t panel_end) {
-  const Int4Shape& shape = arguments.shape;
-  const std::int64_t panels = std::min(panel_end, shape.n / kInt4PanelRows) - panel_begin;
-  if (panels <= 0) return panel_begin;
-  const std::int64_t first = panel_begin * kInt4PanelRows;
-  const std::byte* packed = arguments.packed + panel_begin * shape.panel_bytes();
-  const auto* bias = static_cast<const Element*>(arguments.bias);
-  Element* output = static_cast<Element*>(arguments.output) + first;
-  if (bias == nullptr) {
-    multiply_whole_row<false>(shape, arguments.activations, packed, panels, bias, output);
-  } else {
-    multiply_whole_row<true>(shape, arguments.activations, packed, panels, bias + first, output);
-  }
-  return panel_begin + panels;
-}
-
-// A single row: by tiles with groups, with zero points and for the last panel where it is not whole.
-template <typename Element>
-void multiply_row(const LinearInt4Arguments& arguments, std::int64_t panel_begin, std::int64_t panel_end) {
-  const bool is_plain = !arguments.shape.has_groups() && !arguments.shape.has_zero_points;
-  if (is_plain) panel_begin = multiply_whole_panels<Element>(arguments, panel_begin, panel_end);
-  const auto multiply_tile = [](const Tile& tile) {
-    if (tile.shape.has_groups()) return multiply_row_by_kleidiai(tile);
-    multiply_whole_row<false>(tile.shape, tile.activations, tile.panels, tile.outputs / kInt4PanelRows, kNoBias,
-                              tile.values);
-  };
-  multiply_tiles(arguments, 0, 1, panel_begin, panel_end, multiply_tile, multiply_tile);
 }
 
 void multiply(const LinearInt4Arguments& arguments, std::int64_t block_begin, std::int64_t block_end,
               std::int64_t panel_begin, std::int64_t panel_end) {
+  if (arguments.rows == 1) return multiply_row(arguments, panel_begin, panel_end, multiply_row_codes);
   const auto run = [&]<typename Element>(Element) {
-    if (arguments.rows == 1) return multiply_row<Element>(arguments, panel_begin, panel_end);
     const std::int64_t end = std::min(block_end * kInterleavedRows, arguments.rows);
     for (std::int64_t row = block_begin * kInterleavedRows; row < end; row += kMostRows) {
       const std::int64_t row_end = std::min(row + kMostRows, end);

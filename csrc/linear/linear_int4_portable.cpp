@@ -18,20 +18,30 @@ void quantise(const LinearInt4Arguments& arguments, std::int64_t block_begin, st
       [](const auto* input, std::int64_t size) { return find_range(input, size); },
       [](const auto* input, std::int64_t size, const Mapping& mapping, std::int8_t* codes, std::int64_t) {
         convert(input, size, mapping, codes);
+      },
+      [](const std::int8_t* codes, std::int64_t size, std::int64_t, std::int32_t* correction) {
+        *correction = 0;
+        for (std::int64_t i = 0; i < size; i += 2 * kInterleave) {
+          for (std::int64_t j = 0; j < kInterleave; ++j) *correction -= 8 * codes[i + j];
+        }
       });
 }
 
-// Sixteen-bit copies of the codes of a block of a panel, in the order of inputs.
+// Sixteen-bit copies of the codes of a block of a panel, in the order of inputs; without groups, those of low halves
+// plus 8.
 struct UnpackedBlock {
   std::int16_t codes[kInt4PanelRows][kInt4Block];
 
-  explicit UnpackedBlock(const std::byte* packed) {
-    for (std::int64_t segment = 0; segment < kInt4Block / 2; segment += kInterleave) {
+  UnpackedBlock(const Int4Shape& shape, const std::byte* packed) {
+    const std::int64_t apart = shape.inputs_apart();
+    for (std::int64_t segment = 0; segment < 2; ++segment) {
+      const std::int64_t first = segment * (kInt4Block / 2 - apart + kInterleave);
       for (auto& row : codes) {
-        for (std::int64_t i = 0; i < kInterleave; ++i) {
+        for (std::int64_t i = first; i < first + kInterleave; ++i) {
           const auto pair = static_cast<std::int8_t>(*packed++);
-          row[segment + i] = static_cast<std::int16_t>(static_cast<std::int8_t>(pair << 4) >> 4);
-          row[segment + i + kInt4Block / 2] = static_cast<std::int16_t>(pair >> 4);
+          const int low = shape.has_groups() ? static_cast<std::int8_t>(pair << 4) >> 4 : pair & 0xf;
+          row[i] = static_cast<std::int16_t>(low);
+          row[i + apart] = static_cast<std::int16_t>(pair >> 4);
         }
       }
     }
@@ -56,7 +66,7 @@ struct Tile {
   float values[kTileRows][kInt4PanelRows] = {};
 };
 
-// The negated zero point and the scale of a quantised row.
+// The negated zero point of a quantised row, its scale and, without groups, its correction.
 const std::byte* row_numbers(const Int4Shape& shape, const std::byte* activations, std::int64_t row) {
   return activations + row * activation_block_bytes(shape, 1) + shape.k;
 }
@@ -69,7 +79,7 @@ Tile multiply_codes(const Int4Shape& shape, const std::byte* panel, const std::b
     std::int32_t sums[kTileRows][kInt4PanelRows] = {};
     const std::byte* codes = panel + group * shape.group_bytes();
     for (std::int64_t block = 0; block < shape.group_size; block += kInt4Block) {
-      const UnpackedBlock unpacked(codes + block * kInt4PanelRows / 2);
+      const UnpackedBlock unpacked(shape, codes + block * kInt4PanelRows / 2);
       for (std::int64_t row = 0; row < rows; ++row) {
         const auto* row_codes =
             reinterpret_cast<const std::int8_t*>(activations + row * activation_block_bytes(shape, 1));
@@ -84,8 +94,8 @@ Tile multiply_codes(const Int4Shape& shape, const std::byte* panel, const std::b
           tile.values[row][i] +=
               static_cast<float>(sums[row][i]) * to_float(read<BFloat16>(codes + shape.code_bytes(), i));
         } else {
-          const std::int32_t sum_of_codes = read<std::int32_t>(trailer, i) / 16;
-          tile.values[row][i] = static_cast<float>(sums[row][i] + negated_zero_point * sum_of_codes);
+          const std::int32_t sum = sums[row][i] + read<std::int32_t>(row_numbers(shape, activations, row), 2);
+          tile.values[row][i] = static_cast<float>(sum + negated_zero_point * read<std::int32_t>(trailer, i));
         }
       }
     }
@@ -113,7 +123,7 @@ void finish(const LinearInt4Arguments& arguments, std::int64_t panel, std::int64
       if (shape.has_groups()) {
         value = (value + negated_zero_point * read<float>(trailer, j)) * scale;
       } else {
-        value *= scale * (read<float>(trailer, kInt4PanelRows + j) * 16);
+        value *= scale * read<float>(trailer, kInt4PanelRows + j);
       }
       if (shape.has_zero_points) {
         const float* sums = group_sums(arguments, 1, row);

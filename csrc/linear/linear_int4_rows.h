@@ -23,9 +23,11 @@ float* group_sums(const LinearInt4Arguments& arguments, std::int64_t block_rows,
 }
 
 // convert(row, size, mapping, codes, stride) writes eight codes, then eight more `stride` bytes further.
-template <typename Element, typename FindRange, typename Convert>
+// find_corrections(codes, k, block_rows, corrections) sums -8 * code for each row of a block, over the codes that meet
+// low halves.
+template <typename Element, typename FindRange, typename Convert, typename FindCorrections>
 void quantise_blocks(const LinearInt4Arguments& arguments, std::int64_t block_rows, std::int64_t block_begin,
-                     std::int64_t block_end, FindRange find_range, Convert convert) {
+                     std::int64_t block_end, FindRange find_range, Convert convert, FindCorrections find_corrections) {
   const std::int64_t k = arguments.shape.k, stride = block_rows * kInterleave;
   for (std::int64_t block = block_begin; block < block_end; ++block) {
     std::byte* begin = arguments.activations + block * activation_block_bytes(arguments.shape, block_rows);
@@ -59,14 +61,17 @@ void quantise_blocks(const LinearInt4Arguments& arguments, std::int64_t block_ro
             static_cast<float>(sum - static_cast<std::int32_t>(group_size) * mapping.zero_point) * mapping.scale;
       }
     }
+    if (arguments.shape.has_groups()) continue;
+    auto* corrections = reinterpret_cast<std::int32_t*>(scales + block_rows);
+    find_corrections(reinterpret_cast<const std::int8_t*>(begin), k, block_rows, corrections);
   }
 }
 
-template <typename FindRange, typename Convert>
+template <typename FindRange, typename Convert, typename FindCorrections>
 void quantise_blocks(const LinearInt4Arguments& arguments, std::int64_t block_rows, std::int64_t block_begin,
-                     std::int64_t block_end, FindRange find_range, Convert convert) {
+                     std::int64_t block_end, FindRange find_range, Convert convert, FindCorrections find_corrections) {
   const auto run = [&]<typename Element>(Element) {
-    quantise_blocks<Element>(arguments, block_rows, block_begin, block_end, find_range, convert);
+    quantise_blocks<Element>(arguments, block_rows, block_begin, block_end, find_range, convert, find_corrections);
   };
   switch (arguments.type) {
     case ScalarType::bfloat16: return run(BFloat16{});

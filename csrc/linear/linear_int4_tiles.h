@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the variants of linear_int4 for Arm share: tiles in fp32, without bias and without the zero points of the
-// weight, which follow with the output's type. A tile of one row is KleidiAI's.
+// weight, which follow with the output's type. A tile of one row is KleidiAI's where there are groups.
 #pragma once
 
 #include <kai/ukernels/matmul/matmul_clamp_f32_qai8dxp_qsi4c32p/kai_matmul_clamp_f32_qai8dxp1x8_qsi4c32p8x8_1x8x32_neon_dotprod.h>
-#include <kai/ukernels/matmul/matmul_clamp_f32_qai8dxp_qsi4cxp/kai_matmul_clamp_f32_qai8dxp1x8_qsi4cxp8x8_1x8x32_neon_dotprod.h>
 
 #include <algorithm>
 #include <limits>
@@ -22,13 +21,35 @@ constexpr std::int64_t kPanelBlockBytes = kInt4PanelRows * kInt4Block / 2;
 
 std::int64_t block_rows(std::int64_t rows) { return rows == 1 ? 1 : kInterleavedRows; }
 
+// From every second chunk of eight inputs, which meets low halves.
+void find_corrections(const std::int8_t* codes, std::int64_t k, std::int64_t rows, std::int32_t* corrections) {
+  const int8x16_t factors = vdupq_n_s8(-8);
+  int32x4_t first = vdupq_n_s32(0), second = first;
+  if (rows == 1) {
+    // The chunk beside it meets high halves.
+    const int8x16_t low_chunk = vcombine_s8(vdup_n_s8(-8), vdup_n_s8(0));
+    for (std::int64_t i = 0; i < k; i += kInt4Block, codes += kInt4Block) {
+      first = vdotq_s32(first, vld1q_s8(codes), low_chunk);
+      second = vdotq_s32(second, vld1q_s8(codes + 16), low_chunk);
+    }
+    *corrections = vaddvq_s32(vaddq_s32(first, second));
+    return;
+  }
+  for (std::int64_t i = 0; i < k; i += 2 * kInterleave, codes += 2 * kInterleavedRows * kInterleave) {
+    first = vdotq_s32(first, vld1q_s8(codes), factors);
+    second = vdotq_s32(second, vld1q_s8(codes + 16), factors);
+  }
+  vst1q_s32(corrections, vpaddq_s32(first, second));
+}
+
 void quantise(const LinearInt4Arguments& arguments, std::int64_t block_begin, std::int64_t block_end) {
   quantise_blocks(
       arguments, block_rows(arguments.rows), block_begin, block_end,
       [](const auto* input, std::int64_t size) { return find_range(input, size); },
       [](const auto* input, std::int64_t size, const Mapping& mapping, std::int8_t* codes, std::int64_t stride) {
         convert<true>(input, size, mapping, codes, stride);
-      });
+      },
+      find_corrections);
 }
 
 // `rows` quantised rows, from the first of a block, and `outputs`, a multiple of 8, of the weight.
@@ -50,22 +71,18 @@ struct Tile {
   const float* scales(std::int64_t row) const {
     return reinterpret_cast<const float*>(negated_zero_points(row) + kInterleavedRows);
   }
+  // What is added to their sums where there are no groups.
+  const std::int32_t* corrections(std::int64_t row) const { return negated_zero_points(row) + 2 * kInterleavedRows; }
 };
 
-// One row, by KleidiAI.
+// One row and a weight with groups, by KleidiAI.
 void multiply_row_by_kleidiai(const Tile& tile) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();  // nothing is clamped
   const auto rows = static_cast<std::size_t>(tile.rows), outputs = static_cast<std::size_t>(tile.outputs);
   const auto k = static_cast<std::size_t>(tile.shape.k);
-  if (tile.shape.has_groups()) {
-    kai_run_matmul_clamp_f32_qai8dxp1x8_qsi4c32p8x8_1x8x32_neon_dotprod(
-        rows, outputs, k, static_cast<std::size_t>(tile.shape.group_size), tile.activations, tile.panels, tile.values,
-        outputs * sizeof(float), sizeof(float), -kInfinity, kInfinity);
-  } else {
-    kai_run_matmul_clamp_f32_qai8dxp1x8_qsi4cxp8x8_1x8x32_neon_dotprod(rows, outputs, k, tile.activations, tile.panels,
-                                                                       tile.values, outputs * sizeof(float),
-                                                                       sizeof(float), -kInfinity, kInfinity);
-  }
+  kai_run_matmul_clamp_f32_qai8dxp1x8_qsi4c32p8x8_1x8x32_neon_dotprod(
+      rows, outputs, k, static_cast<std::size_t>(tile.shape.group_size), tile.activations, tile.panels, tile.values,
+      outputs * sizeof(float), sizeof(float), -kInfinity, kInfinity);
 }
 
 // values -= sum over groups of the row's sum * offset.
@@ -109,11 +126,10 @@ void finish_row(const LinearInt4Arguments& arguments, std::int64_t row, std::int
   }
 }
 
-// multiply_row(tile) computes a tile of one row, multiply_rows(tile) one of interleaved rows.
-template <typename MultiplyRow, typename MultiplyRows>
+// multiply_tile(tile) computes a tile: of one row, or of interleaved rows.
+template <typename MultiplyTile>
 void multiply_tiles(const LinearInt4Arguments& arguments, std::int64_t block_begin, std::int64_t block_end,
-                    std::int64_t panel_begin, std::int64_t panel_end, MultiplyRow multiply_row,
-                    MultiplyRows multiply_rows) {
+                    std::int64_t panel_begin, std::int64_t panel_end, MultiplyTile multiply_tile) {
   constexpr std::int64_t kTileRows = 32, kTileValues = 4096;
   alignas(64) float values[kTileValues];
   const Int4Shape& shape = arguments.shape;
@@ -130,11 +146,7 @@ void multiply_tiles(const LinearInt4Arguments& arguments, std::int64_t block_beg
       const std::int64_t outputs = (last - panel) * kInt4PanelRows;
       const Tile tile{
           shape, rows, outputs, block_bytes, panel_bytes, activations, arguments.packed + panel * panel_bytes, values};
-      if (interleaved == 1) {
-        multiply_row(tile);
-      } else {
-        multiply_rows(tile);
-      }
+      multiply_tile(tile);
       for (std::int64_t i = 0; i < rows; ++i) {
         const float* sums = shape.has_zero_points ? group_sums(arguments, interleaved, row + i) : nullptr;
         const float* row_values = values + i * outputs;

@@ -25,7 +25,7 @@ from vllm_arm.logs import get_logger, info_once, warning_once
 
 logger = get_logger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 """Of the files; another one makes all of them stale."""
 _FORMATS_OF_CHECKPOINTS = ("auto", "hf", "safetensors", "pt")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear layers with weights of four bits, by KleidiAI on Arm, and activations quantised to int8 on the way."""
+"""Linear layers with weights of four bits and activations quantised to int8 on the way, with KleidiAI's help on Arm."""
 
 import torch
 
