@@ -203,6 +203,7 @@ TEST_CASE("linear_int4 multiplies more rows and inputs than it has at hand") {
     check_product<BFloat16>(*kernel, {9, 4128, 32, false}, 18, true, random);
     // Rounded to bf16, which hides what fp32 loses of sums beyond 2^24.
     check_product<BFloat16>(*kernel, {9, 4128, 4128, false}, 18, false, random);
+    check_product<BFloat16>(*kernel, {9, 4128, 4128, true}, 1, false, random);
   });
 }
 
@@ -212,14 +213,19 @@ TEST_CASE("linear_int4 sums exactly up to the most inputs") {
       const Int4Shape shape{9, vllm_arm::kInt4MaximumInputs, vllm_arm::kInt4MaximumInputs, false};
       std::mt19937 random(3);
       Weight weight(shape, random);
-      weight.codes.assign(weight.codes.size(), -8);
-      vllm_arm::pack_int4(shape, weight.codes.data(), weight.scales.data(), nullptr, weight.packed.as<std::byte>(), 0,
-                          shape.panels());
-      const std::vector<float> input(static_cast<std::size_t>(rows * shape.k), 1.0F);
-      const auto result = run(*kernel, weight, input, {});
-      for (std::int64_t i = 0; i < rows * shape.n; ++i) {
-        const double want = -8.0 * static_cast<double>(shape.k) * weight.scale(i % shape.n, 0);
-        REQUIRE(static_cast<double>(result.output[i]) == doctest::Approx(want).epsilon(1e-6));
+      for (const std::int8_t code : {-8, 7}) {
+        weight.codes.assign(weight.codes.size(), code);
+        vllm_arm::pack_int4(shape, weight.codes.data(), weight.scales.data(), nullptr, weight.packed.as<std::byte>(), 0,
+                            shape.panels());
+        for (const float value : {1.0F, -1.0F}) {
+          const std::vector<float> input(static_cast<std::size_t>(rows * shape.k), value);
+          const auto result = run(*kernel, weight, input, {});
+          for (std::int64_t i = 0; i < rows * shape.n; ++i) {
+            const double want =
+                static_cast<double>(value) * code * static_cast<double>(shape.k) * weight.scale(i % 9, 0);
+            REQUIRE(static_cast<double>(result.output[i]) == doctest::Approx(want).epsilon(1e-6));
+          }
+        }
       }
     }
   });
