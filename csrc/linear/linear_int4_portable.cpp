@@ -29,19 +29,20 @@ void quantise(const LinearInt4Arguments& arguments, std::int64_t block_begin, st
 
 // Sixteen-bit copies of the codes of a block of a panel, in the order of inputs; without groups, those of low halves
 // plus 8.
+template <bool kHasGroups>
 struct UnpackedBlock {
   std::int16_t codes[kInt4PanelRows][kInt4Block];
 
-  UnpackedBlock(const Int4Shape& shape, const std::byte* packed) {
-    const std::int64_t apart = shape.inputs_apart();
+  explicit UnpackedBlock(const std::byte* packed) {
+    constexpr std::int64_t kApart = kHasGroups ? kInt4Block / 2 : kInt4Block / 4;
     for (std::int64_t segment = 0; segment < 2; ++segment) {
-      const std::int64_t first = segment * (kInt4Block / 2 - apart + kInterleave);
+      const std::int64_t first = segment * (kInt4Block / 2 - kApart + kInterleave);
       for (auto& row : codes) {
-        for (std::int64_t i = first; i < first + kInterleave; ++i) {
+        for (std::int64_t i = 0; i < kInterleave; ++i) {
           const auto pair = static_cast<std::int8_t>(*packed++);
-          const int low = shape.has_groups() ? static_cast<std::int8_t>(pair << 4) >> 4 : pair & 0xf;
-          row[i] = static_cast<std::int16_t>(low);
-          row[i + apart] = static_cast<std::int16_t>(pair >> 4);
+          const int low = kHasGroups ? static_cast<std::int8_t>(pair << 4) >> 4 : pair & 0xf;
+          row[first + i] = static_cast<std::int16_t>(low);
+          row[first + i + kApart] = static_cast<std::int16_t>(pair >> 4);
         }
       }
     }
@@ -72,6 +73,7 @@ const std::byte* row_numbers(const Int4Shape& shape, const std::byte* activation
 }
 
 // Sums of activation code * scale * code, where all groups have one scale without it.
+template <bool kHasGroups>
 Tile multiply_codes(const Int4Shape& shape, const std::byte* panel, const std::byte* activations, std::int64_t rows) {
   Tile tile;
   const std::byte* trailer = panel + shape.groups() * shape.group_bytes();
@@ -79,7 +81,7 @@ Tile multiply_codes(const Int4Shape& shape, const std::byte* panel, const std::b
     std::int32_t sums[kTileRows][kInt4PanelRows] = {};
     const std::byte* codes = panel + group * shape.group_bytes();
     for (std::int64_t block = 0; block < shape.group_size; block += kInt4Block) {
-      const UnpackedBlock unpacked(shape, codes + block * kInt4PanelRows / 2);
+      const UnpackedBlock<kHasGroups> unpacked(codes + block * kInt4PanelRows / 2);
       for (std::int64_t row = 0; row < rows; ++row) {
         const auto* row_codes =
             reinterpret_cast<const std::int8_t*>(activations + row * activation_block_bytes(shape, 1));
@@ -90,7 +92,7 @@ Tile multiply_codes(const Int4Shape& shape, const std::byte* panel, const std::b
     for (std::int64_t row = 0; row < rows; ++row) {
       const auto negated_zero_point = read<std::int32_t>(row_numbers(shape, activations, row), 0);
       for (std::int64_t i = 0; i < kInt4PanelRows; ++i) {
-        if (shape.has_groups()) {
+        if constexpr (kHasGroups) {
           tile.values[row][i] +=
               static_cast<float>(sums[row][i]) * to_float(read<BFloat16>(codes + shape.code_bytes(), i));
         } else {
@@ -143,8 +145,9 @@ void multiply(const LinearInt4Arguments& arguments, std::int64_t row_begin, std:
   for (std::int64_t panel = panel_begin; panel < panel_end; ++panel) {
     for (std::int64_t row = row_begin; row < row_end; row += kTileRows) {
       const std::int64_t rows = std::min(kTileRows, row_end - row);
-      const Tile tile = multiply_codes(shape, arguments.packed + panel * shape.panel_bytes(),
-                                       arguments.activations + row * activation_block_bytes(shape, 1), rows);
+      const auto multiply_rows = shape.has_groups() ? multiply_codes<true> : multiply_codes<false>;
+      const Tile tile = multiply_rows(shape, arguments.packed + panel * shape.panel_bytes(),
+                                      arguments.activations + row * activation_block_bytes(shape, 1), rows);
       switch (arguments.type) {
         case ScalarType::bfloat16: finish<BFloat16>(arguments, panel, row, rows, tile); break;
         case ScalarType::float16: finish<Float16>(arguments, panel, row, rows, tile); break;
