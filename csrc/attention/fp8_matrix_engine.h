@@ -27,20 +27,18 @@ struct NeonFp8Decoder {
   }
 };
 
-template <typename Decoder>
+template <typename Decode>
 struct Fp8Engine : MatrixEngine {
+  using Decoder = Decode;
   static constexpr bool kTokenScales = true;
 
   static CacheScales scales(const KvCache& cache) { return {kFp8Rest * cache.key_scale, kFp8Rest * cache.value_scale}; }
 
   static void pack_query(char* destination, const char* const* sources, std::int64_t rows, std::int64_t head_size) {
-    MatrixEngine::pack_query(destination, sources, rows, head_size);
-    auto* packed = reinterpret_cast<bfloat16_t*>(destination);
-    for (std::int64_t i = 0; i < (rows + 1) / 2 * 2 * head_size; i += kUnit) {
-      const bfloat16x8_t unit = load_unit(packed + i);
+    MatrixEngine::pack_query(destination, sources, rows, head_size, [](bfloat16x8_t unit) {
       const bfloat16x8_t low = vcvtq_low_bf16_f32(vmulq_n_f32(vcvtq_low_f32_bf16(unit), kFp8Factor));
-      vst1q_bf16(packed + i, vcvtq_high_bf16_f32(low, vmulq_n_f32(vcvtq_high_f32_bf16(unit), kFp8Factor)));
-    }
+      return vcvtq_high_bf16_f32(low, vmulq_n_f32(vcvtq_high_f32_bf16(unit), kFp8Factor));
+    });
   }
 
   // Times the scales of the values.
@@ -72,15 +70,16 @@ struct Fp8Engine : MatrixEngine {
   }
 
  protected:
-  static float32x4_t key_scales(const Panels& panels, std::int64_t pair) {
-    const float32x2_t of_keys = vld1_f32(panels.key_scales + 2 * pair);
-    return vcombine_f32(of_keys, of_keys);
+  // Of a group of four keys, for the logits of each of its pairs.
+  static float32x4x2_t key_scales(const float* scales) {
+    const float64x2_t pairs = vreinterpretq_f64_f32(vld1q_f32(scales));
+    return {vreinterpretq_f32_f64(vdupq_laneq_f64(pairs, 0)), vreinterpretq_f32_f64(vdupq_laneq_f64(pairs, 1))};
   }
 };
 
 // For items with many rows.
-template <typename Decoder>
-struct Fp8WidenedEngine : Fp8Engine<Decoder> {
+template <typename Engine>
+struct Fp8WidenedEngine : Engine {
   static constexpr std::int64_t kWideTileElements = kTileElements;
 
   static bool widens(std::int64_t) { return true; }
@@ -104,10 +103,13 @@ struct Fp8WidenedEngine : Fp8Engine<Decoder> {
     float32x4_t maxima[kMaximumGroupRows / 2];
     for (std::int64_t row_pair = 0; 2 * row_pair < rows; ++row_pair) {
       maxima[row_pair] = vdupq_n_f32(-kInfinity);
-      for (std::int64_t pair = 0; pair < panels.count * kPanelPairs; ++pair, logits += 4) {
-        const float32x4_t scaled = vmulq_f32(vld1q_f32(logits), Fp8Engine<Decoder>::key_scales(panels, pair));
-        vst1q_f32(logits, scaled);
-        maxima[row_pair] = vmaxq_f32(maxima[row_pair], scaled);
+      for (std::int64_t group = 0; group < panels.count * kPanelGroups; ++group, logits += 8) {
+        const float32x4x2_t scales = Engine::key_scales(panels.key_scales + 4 * group);
+        const float32x4_t first = vmulq_f32(vld1q_f32(logits), scales.val[0]);
+        const float32x4_t second = vmulq_f32(vld1q_f32(logits + 4), scales.val[1]);
+        vst1q_f32(logits, first);
+        vst1q_f32(logits + 4, second);
+        maxima[row_pair] = vmaxq_f32(maxima[row_pair], vmaxq_f32(first, second));
       }
     }
     MatrixEngine::store_maxima(largest, maxima, rows);
@@ -118,7 +120,7 @@ struct Fp8WidenedEngine : Fp8Engine<Decoder> {
     auto* unit = reinterpret_cast<bfloat16_t*>(destination);
     for (std::int64_t i = 0; i < bytes; i += 16, unit += 2 * kUnit) {
       bfloat16x8_t first, second;
-      Decoder::decode(reinterpret_cast<const std::uint8_t*>(stored + i), first, second);
+      Engine::Decoder::decode(reinterpret_cast<const std::uint8_t*>(stored + i), first, second);
       vst1q_bf16(unit, first);
       vst1q_bf16(unit + kUnit, second);
     }
@@ -126,8 +128,8 @@ struct Fp8WidenedEngine : Fp8Engine<Decoder> {
 };
 
 // For items with one group of rows.
-template <typename Decoder>
-struct Fp8RegisterEngine : Fp8Engine<Decoder> {
+template <typename Engine>
+struct Fp8RegisterEngine : Engine {
   static void scores(float* logits, float* largest, const char* packed_query, std::int64_t rows, const Panels& panels,
                      const KvCache& cache) {
     const auto* query = reinterpret_cast<const bfloat16_t*>(packed_query);
@@ -175,17 +177,21 @@ struct Fp8RegisterEngine : Fp8Engine<Decoder> {
         }
         for (int k = 0; k < kKeyPairs; ++k) {
           bfloat16x8_t first, second;
-          Decoder::decode(keys + k * pair_elements + i, first, second);
+          Engine::Decoder::decode(keys + k * pair_elements + i, first, second);
           for (int r = 0; r < kRowPairs; ++r) sums[r][k] = vbfmmlaq_f32(sums[r][k], rows[r][0], first);
           for (int r = 0; r < kRowPairs; ++r) sums[r][k] = vbfmmlaq_f32(sums[r][k], rows[r][1], second);
         }
       }
-      for (int k = 0; k < kKeyPairs; ++k) {
-        const float32x4_t scale = Fp8Engine<Decoder>::key_scales(panels, pair + k);
+      const float* key_scales = panels.key_scales + 2 * pair;
+      float* result = logits + pair * 4;
+      for (int k = 0; k < kKeyPairs; k += 2) {
+        const float32x4x2_t scales = Engine::key_scales(key_scales + 2 * k);
         for (int r = 0; r < kRowPairs; ++r) {
-          const float32x4_t scaled = vmulq_f32(sums[r][k], scale);
-          vst1q_f32(logits + r * logits_stride + (pair + k) * 4, scaled);
-          maxima[r] = vmaxq_f32(maxima[r], scaled);
+          const float32x4_t first = vmulq_f32(sums[r][k], scales.val[0]);
+          const float32x4_t second = vmulq_f32(sums[r][k + 1], scales.val[1]);
+          vst1q_f32(result + r * logits_stride + 4 * k, first);
+          vst1q_f32(result + r * logits_stride + 4 * k + 4, second);
+          maxima[r] = vmaxq_f32(maxima[r], vmaxq_f32(first, second));
         }
       }
     }
@@ -228,7 +234,7 @@ struct Fp8RegisterEngine : Fp8Engine<Decoder> {
         for (int r = 0; r < kRowPairs; ++r) rows[r] = load_unit(weights + r * weights_stride);
         for (int u = 0; u < kUnits; ++u) {
           bfloat16x8_t first, second;
-          Decoder::decode(values + 16 * u, first, second);
+          Engine::Decoder::decode(values + 16 * u, first, second);
           for (int r = 0; r < kRowPairs; ++r) {
             sums[r][2 * u] = vbfmmlaq_f32(sums[r][2 * u], rows[r], first);
             sums[r][2 * u + 1] = vbfmmlaq_f32(sums[r][2 * u + 1], rows[r], second);
@@ -242,10 +248,10 @@ struct Fp8RegisterEngine : Fp8Engine<Decoder> {
   }
 };
 
-template <typename Decoder>
+template <typename Engine>
 void run_fp8_items(const PagedAttentionArguments& arguments, const WorkItem* items, std::int64_t count, char* scratch) {
-  ItemRunner<Fp8RegisterEngine<Decoder>> in_registers(arguments, scratch);
-  ItemRunner<Fp8WidenedEngine<Decoder>> widened(arguments, scratch);
+  ItemRunner<Fp8RegisterEngine<Engine>> in_registers(arguments, scratch);
+  ItemRunner<Fp8WidenedEngine<Engine>> widened(arguments, scratch);
   for (std::int64_t i = 0; i < count; ++i) {
     if (items[i].row_end - items[i].row_begin <= kMaximumGroupRows) {
       in_registers.run(items[i]);

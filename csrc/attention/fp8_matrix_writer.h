@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes bf16 keys and values as fp8, as fp8_code.h has it, in the order that fp8_matrix_engine.h reads.
+// Writes bf16 keys and values as fp8, as fp8_code.h has it, in the order that the fp8 engines read.
 #pragma once
 
 #include "attention/fp8_code.h"
@@ -12,8 +12,9 @@ namespace {
 template <typename Stored>
 class Fp8MatrixWriter {
  public:
-  explicit Fp8MatrixWriter(const WriteKvCacheArguments& arguments)
-      : arguments_(arguments), cache_(arguments.cache), pairs_(0, arguments.cache.head_size / 2) {}
+  // `units` is MatrixWriter's.
+  Fp8MatrixWriter(const WriteKvCacheArguments& arguments, std::int64_t units)
+      : arguments_(arguments), cache_(arguments.cache), pairs_(units, arguments.cache.head_size / 2) {}
 
   // Tokens [token_begin, token_end) of a head.
   void write(std::int64_t token_begin, std::int64_t token_end, std::int64_t head) const {
@@ -82,9 +83,9 @@ class Fp8MatrixWriter {
 
 // All tokens and heads.
 template <typename Stored>
-void write_fp8_matrices(const WriteKvCacheArguments& arguments, std::int64_t token_begin, std::int64_t token_end,
-                        std::int64_t head_begin, std::int64_t head_end) {
-  const Fp8MatrixWriter<Stored> writer(arguments);
+void write_fp8_matrices(const WriteKvCacheArguments& arguments, std::int64_t units, std::int64_t token_begin,
+                        std::int64_t token_end, std::int64_t head_begin, std::int64_t head_end) {
+  const Fp8MatrixWriter<Stored> writer(arguments, units);
   for (std::int64_t head = head_begin; head < head_end; ++head) writer.write(token_begin, token_end, head);
 }
 

@@ -63,17 +63,7 @@ struct MatrixEngine {
   static std::int64_t group_rows(std::int64_t rows) { return rows <= 8 ? 8 : 6; }
 
   static void pack_query(char* destination, const char* const* sources, std::int64_t rows, std::int64_t head_size) {
-    auto* packed = reinterpret_cast<bfloat16_t*>(destination);
-    for (std::int64_t row = 0; row < rows; row += 2, packed += 2 * head_size) {
-      const auto* first = reinterpret_cast<const bfloat16_t*>(sources[row]);
-      const auto* second = row + 1 < rows ? reinterpret_cast<const bfloat16_t*>(sources[row + 1]) : nullptr;
-      for (std::int64_t i = 0; i < head_size; i += kUnit) {
-        const uint64x2_t a = vreinterpretq_u64_bf16(load_unit(first + i));
-        const uint64x2_t b = second != nullptr ? vreinterpretq_u64_bf16(load_unit(second + i)) : vdupq_n_u64(0);
-        vst1q_bf16(packed + 2 * i, vreinterpretq_bf16_u64(vzip1q_u64(a, b)));
-        vst1q_bf16(packed + 2 * i + kUnit, vreinterpretq_bf16_u64(vzip2q_u64(a, b)));
-      }
-    }
+    pack_query(destination, sources, rows, head_size, [](bfloat16x8_t unit) { return unit; });
   }
 
   static float& logit(float* logits, std::int64_t row, std::int64_t key, std::int64_t panels) {
@@ -204,6 +194,24 @@ struct MatrixEngine {
   }
 
  protected:
+  // `convert` turns eight elements of a row into what is packed.
+  template <typename Convert>
+  static void pack_query(char* destination, const char* const* sources, std::int64_t rows, std::int64_t head_size,
+                         Convert convert) {
+    auto* packed = reinterpret_cast<bfloat16_t*>(destination);
+    for (std::int64_t row = 0; row < rows; row += 2, packed += 2 * head_size) {
+      const auto* first = reinterpret_cast<const bfloat16_t*>(sources[row]);
+      const auto* second = row + 1 < rows ? reinterpret_cast<const bfloat16_t*>(sources[row + 1]) : nullptr;
+      for (std::int64_t i = 0; i < head_size; i += kUnit) {
+        const uint64x2_t a = vreinterpretq_u64_bf16(convert(load_unit(first + i)));
+        const uint64x2_t b =
+            second != nullptr ? vreinterpretq_u64_bf16(convert(load_unit(second + i))) : vdupq_n_u64(0);
+        vst1q_bf16(packed + 2 * i, vreinterpretq_bf16_u64(vzip1q_u64(a, b)));
+        vst1q_bf16(packed + 2 * i + kUnit, vreinterpretq_bf16_u64(vzip2q_u64(a, b)));
+      }
+    }
+  }
+
   static void store_maxima(float* largest, const float32x4_t* maxima, std::int64_t rows) {
     for (std::int64_t row = 0; row < rows; row += 2) {
       const float32x4_t maximum = maxima[row / 2];

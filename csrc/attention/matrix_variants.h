@@ -2,6 +2,7 @@
 // What the variants with matrix instructions share: which engine and which writer each type of cache has.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "attention/dispatch.h"
@@ -34,7 +35,7 @@ template <typename RunBf16, typename RunFp8>
   });
 }
 
-// `units` is MatrixWriter's.
+// `units` is MatrixWriter's; vectors of fp8 have one at most.
 [[maybe_unused]] void write_matrix_cache(const WriteKvCacheArguments& arguments, std::int64_t units,
                                          std::int64_t token_begin, std::int64_t token_end, std::int64_t head_begin,
                                          std::int64_t head_end) {
@@ -46,7 +47,8 @@ template <typename RunBf16, typename RunFp8>
     } else if constexpr (std::is_same_v<Stored, Int8>) {
       write_int8_matrices(arguments, token_begin, token_end, head_begin, head_end);
     } else {
-      write_fp8_matrices<Stored>(arguments, token_begin, token_end, head_begin, head_end);
+      write_fp8_matrices<Stored>(arguments, std::min<std::int64_t>(units, 1), token_begin, token_end, head_begin,
+                                 head_end);
     }
   });
 }

@@ -7,7 +7,7 @@ void paged_attention_bf16(const PagedAttentionArguments& arguments, const WorkIt
                           char* scratch) {
   run_matrix_items(
       arguments, items, count, scratch, [&] { run_items<MatrixEngine>(arguments, items, count, scratch); },
-      [&] { run_fp8_items<NeonFp8Decoder>(arguments, items, count, scratch); });
+      [&] { run_fp8_items<Fp8Engine<NeonFp8Decoder>>(arguments, items, count, scratch); });
 }
 
 }  // namespace vllm_arm

@@ -101,8 +101,8 @@ std::vector<std::uint32_t> codes(const KvCache& cache, const char* plane) {
 bool is_fp8(KvCacheType type) { return type == KvCacheType::fp8_e4m3 || type == KvCacheType::fp8_e5m2; }
 
 // Elements as fp8_code.h keeps them, times the scale of their token; -0 is 0. What has less than 2^-14 of the largest
-// element's power of two is lost.
-void check_paired_plane(const Problem& problem, const KvCache& cache, const char* interior, bool is_value,
+// element's power of two is lost. With SVE the pairs of a group of four keys are 0 and 2, and 1 and 3.
+void check_paired_plane(const Problem& problem, const KvCache& cache, const char* interior, bool is_value, bool is_sve,
                         const std::vector<std::vector<float>>& rows) {
   const char* plane = interior + (is_value ? cache.plane_bytes() : 0);
   const auto* scales = reinterpret_cast<const float*>(interior + 2 * cache.plane_bytes());
@@ -113,9 +113,11 @@ void check_paired_plane(const Problem& problem, const KvCache& cache, const char
     const auto number = [&](std::uint16_t bits) {
       return std::ldexp(vllm_arm::bits_to_float(std::uint32_t{bits} << 16), 120) * scale;
     };
+    const std::int64_t key_pair = is_sve ? in_panel / 4 * 2 + in_panel % 2 : in_panel / 2;
+    const std::int64_t in_pair = is_sve ? in_panel % 4 / 2 : in_panel % 2;
     std::vector<float> actual(size), expected(size);
     for (std::int64_t pair = 0; pair < size / 2; ++pair) {
-      const std::int64_t of_key = in_panel / 2 * size + pair / 4 * 8 + in_panel % 2 * 4 + pair % 4;
+      const std::int64_t of_key = key_pair * size + pair / 4 * 8 + in_pair * 4 + pair % 4;
       const std::int64_t of_value = in_panel / 4 * 2 * size + pair * 4 + in_panel % 4;
       const std::uint16_t stored = panel[is_value ? of_value : of_key];
       const auto swapped = static_cast<std::uint16_t>((stored & 0x0f0f) << 4 | (stored & 0xf0f0) >> 4);
@@ -150,7 +152,7 @@ void check_plane(const Variant& variant, const Problem& problem, const KvCache& 
       const float* row = &elements[((block * cache.block_size + token) * cache.kv_heads + head) * cache.head_size];
       rows.emplace_back(row, row + cache.head_size);
     }
-    return check_paired_plane(problem, cache, interior, is_value, rows);
+    return check_paired_plane(problem, cache, interior, is_value, variant.isa == Isa::sve, rows);
   }
   const auto* scales = reinterpret_cast<const float*>(interior + 2 * cache.plane_bytes());
   for (std::int64_t token = 0; token < cache.block_size; ++token) {
