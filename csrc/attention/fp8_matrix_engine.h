@@ -160,9 +160,8 @@ struct Fp8RegisterEngine : Engine {
   template <int kRowPairs, int kKeyPairs>
   [[gnu::noinline]] static void scores_of(float* logits, float32x4_t* maxima, const bfloat16_t* query,
                                           const Panels& panels, std::int64_t head_size) {
-    const std::int64_t pair_elements = 2 * head_size;
-    const std::int64_t logits_stride = panels.count * kPanelPairs * 4;
-    for (std::int64_t pair = 0; pair < panels.count * kPanelPairs; pair += kKeyPairs) {
+    const std::int64_t pair_elements = 2 * head_size, pairs = panels.count * kPanelPairs, logits_stride = pairs * 4;
+    for (std::int64_t pair = 0; pair < pairs; pair += kKeyPairs) {
       const auto* keys =
           reinterpret_cast<const std::uint8_t*>(panels.keys[pair / kPanelPairs]) + pair % kPanelPairs * pair_elements;
       float32x4_t sums[kRowPairs][kKeyPairs];
@@ -184,6 +183,8 @@ struct Fp8RegisterEngine : Engine {
       }
       const float* key_scales = panels.key_scales + 2 * pair;
       float* result = logits + pair * 4;
+      float32x4_t largest[kRowPairs];
+      std::copy_n(maxima, kRowPairs, largest);
       for (int k = 0; k < kKeyPairs; k += 2) {
         const float32x4x2_t scales = Engine::key_scales(key_scales + 2 * k);
         for (int r = 0; r < kRowPairs; ++r) {
@@ -191,9 +192,10 @@ struct Fp8RegisterEngine : Engine {
           const float32x4_t second = vmulq_f32(sums[r][k + 1], scales.val[1]);
           vst1q_f32(result + r * logits_stride + 4 * k, first);
           vst1q_f32(result + r * logits_stride + 4 * k + 4, second);
-          maxima[r] = vmaxq_f32(maxima[r], vmaxq_f32(first, second));
+          largest[r] = vmaxq_f32(largest[r], vmaxq_f32(first, second));
         }
       }
+      std::copy_n(largest, kRowPairs, maxima);
     }
   }
 

@@ -162,19 +162,21 @@ class ItemRunner {
     const std::int64_t length = arguments_.batch.key_lengths[item_->sequence];
     const std::int32_t* blocks = arguments_.block_table + item_->sequence * arguments_.block_table_stride;
     const std::int64_t panel_bytes = cache_.panel_bytes(), plane_bytes = cache_.plane_bytes();
+    const std::int64_t block_size = cache_.block_size;
     const bool has_scales = kTokenScales || cache_.type == KvCacheType::int8;
-    std::int64_t in_block = key_begin % cache_.block_size;
-    blocks += key_begin / cache_.block_size;
+    blocks += key_begin / block_size;
+    std::int64_t in_block = key_begin % block_size;
+    const char* interior = cache_.interior(*blocks, item_->kv_head);
+    const char* panel = interior + in_block / kPanelTokens * panel_bytes;
     std::int64_t count = 0;
     for (std::int64_t key = key_begin; key < key_end; key += kPanelTokens, in_block += kPanelTokens, ++count) {
-      if (in_block == cache_.block_size) {
+      if (in_block == block_size) {
         in_block = 0;
-        ++blocks;
+        panel = interior = cache_.interior(*++blocks, item_->kv_head);
       }
-      const char* interior = cache_.interior(*blocks, item_->kv_head);
-      const std::int64_t panel = in_block / kPanelTokens * panel_bytes;
-      key_panels_[count] = interior + panel;
-      value_panels_[count] = interior + plane_bytes + panel;
+      key_panels_[count] = panel;
+      value_panels_[count] = panel + plane_bytes;
+      panel += panel_bytes;
       const std::int64_t valid = std::min(kPanelTokens, length - key);
       if (valid < kPanelTokens) {
         Engine::copy_values(values_, value_panels_[count], valid, head_size_);
@@ -183,7 +185,7 @@ class ItemRunner {
       if (has_scales) {
         const auto* scales = reinterpret_cast<const float*>(interior + 2 * plane_bytes) + in_block;
         copy_scales(key_scales_ + count * kPanelTokens, scales, valid);
-        copy_scales(value_scales_ + count * kPanelTokens, scales + cache_.block_size, valid);
+        copy_scales(value_scales_ + count * kPanelTokens, scales + block_size, valid);
       }
     }
     if constexpr (kCanWiden) {
