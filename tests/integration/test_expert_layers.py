@@ -63,13 +63,24 @@ def test_each_token_has_its_experts(bits: int, symmetric: bool, elsewhere: bool)
 
 @pytest.mark.parametrize("activation", experts.ACTIVATIONS)
 def test_activations(activation: str) -> None:
+    from vllm.model_executor.layers.activation import SwigluOAIAndMul
+
     weights, plain = make(2 * HIDDEN, HIDDEN, 8, HIDDEN)
     down, plain_down = make(HIDDEN, HIDDEN, 8, HIDDEN)
     x = torch.randn(3, HIDDEN, generator=torch.Generator().manual_seed(1))
-    gate, rest = functional.linear(x, plain[0]).chunk(2, -1)
-    name, approximate = {"gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh")}.get(activation, (activation, None))
-    arguments = {} if approximate is None else {"approximate": approximate}
-    expected = functional.linear(getattr(functional, name)(gate, **arguments) * rest, plain_down[0])
+    gate_up = functional.linear(x, plain[0])
+    if activation == "swigluoai":
+        gate_up *= 4
+        weights.scales *= 4
+        assert gate_up.abs().max() > 7, "some are clamped"
+    gate, rest = gate_up.chunk(2, -1)
+    inner = {
+        "silu": lambda: functional.silu(gate) * rest,
+        "gelu": lambda: functional.gelu(gate) * rest,
+        "gelu_tanh": lambda: functional.gelu(gate, approximate="tanh") * rest,
+        "swigluoai": lambda: SwigluOAIAndMul.forward_native(SimpleNamespace(alpha=1.702, limit=7.0), gate_up),
+    }[activation]()
+    expected = functional.linear(inner, plain_down[0])
     actual = experts.run(x, (weights, down), torch.ones(3, 1), torch.zeros(3, 1, dtype=torch.int32), activation)
     assert_close(actual, expected)
 
@@ -116,8 +127,9 @@ def test_what_cannot_be_quantised_is_said() -> None:
         return SimpleNamespace(is_act_and_mul=gated, activation=activation_of, moe_parallel_config=parallel)
 
     assert experts.objection(config("silu")) is None
-    assert "their activation is swigluoai: expected one of silu, gelu, gelu_tanh" in str(
-        experts.objection(config("swigluoai"))
+    assert experts.objection(config("swigluoai")) is None
+    assert "their activation is relu2: expected one of silu, gelu, gelu_tanh, swigluoai" in str(
+        experts.objection(config("relu2"))
     )
     assert experts.objection(config("silu", gated=False)) is not None
     assert "batches of a fixed size" in str(experts.objection(config("silu", batched=True)))
@@ -125,10 +137,16 @@ def test_what_cannot_be_quantised_is_said() -> None:
 
 @pytest.mark.usefixtures("patched_vllm")
 @pytest.mark.parametrize(
-    ("intermediate", "desc_act", "reason"),
-    [(96, False, "of 256 and, on each rank, 96 inputs cannot be cut into groups of 64"), (128, True, "with desc_act")],
+    ("intermediate", "desc_act", "activation", "reason"),
+    [
+        (96, False, "silu", "of 256 and, on each rank, 96 inputs cannot be cut into groups of 64"),
+        (128, True, "silu", "with desc_act"),
+        (128, False, "swigluoai", "their activation is swigluoai: expected one of silu, gelu, gelu_tanh, with a gate"),
+    ],
 )
-def test_checkpoints_that_would_be_wrong_are_refused(intermediate: int, desc_act: bool, reason: str) -> None:
+def test_checkpoints_that_would_be_wrong_are_refused(
+    intermediate: int, desc_act: bool, activation: str, reason: str
+) -> None:
     from vllm.model_executor.layers.quantization import auto_gptq
 
     from vllm_arm.linear import expert_checkpoints
@@ -139,7 +157,7 @@ def test_checkpoints_that_would_be_wrong_are_refused(intermediate: int, desc_act
     )
     moe = SimpleNamespace(
         is_act_and_mul=True,
-        activation=SimpleNamespace(value="silu"),
+        activation=SimpleNamespace(value=activation),
         moe_parallel_config=SimpleNamespace(use_batched_activation_format=False),
         hidden_dim=256,
         intermediate_size_per_partition=intermediate,

@@ -5,7 +5,7 @@ import pytest
 
 from tests.integration.engines import Results, ask, engine
 from tests.integration.test_quantised_models import INT4_BOUND, INT8_BOUND, LINEAR
-from tests.models.quantised import make_mixtral
+from tests.models.quantised import make_gpt_oss, make_mixtral
 
 pytestmark = pytest.mark.slow
 
@@ -31,6 +31,12 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     for name in ON_LOAD:
         engines.append(engine(name, plain, "short_perplexity", "expert_methods", quantization=name))
     engines.append(engine(CACHED, plain, "short_perplexity", "expert_methods", quantization="arm_int4"))
+    gpt_oss = make_gpt_oss(models / "gpt-oss")
+    for name in ("bfloat16", *ON_LOAD):
+        quantization = None if name == "bfloat16" else name
+        engines.append(
+            engine(f"gpt-oss {name}", gpt_oss, "short_perplexity", "expert_methods", quantization=quantization)
+        )
     for name, (scheme, options, _) in CHECKPOINTS.items():
         model = make_mixtral(models / name, scheme, **options)
         engines.append(engine(name, model, "short_perplexity", "expert_methods", dtype="bfloat16"))
@@ -45,6 +51,16 @@ def test_perplexity(results: Results, name: str) -> None:
     print(f"{name}: perplexity {ratio:.4f} times bfloat16's")
     assert 0.98 < ratio < bound
     assert results[name]["expert_methods"] == ["ArmQuantisedExperts"]
+
+
+@pytest.mark.parametrize("name", ON_LOAD)
+def test_gpt_oss_whose_gate_and_rest_alternate(results: Results, name: str) -> None:
+    plain, quantised = results["gpt-oss bfloat16"], results[f"gpt-oss {name}"]
+    assert plain["short_perplexity"] / results["bfloat16"]["short_perplexity"] == pytest.approx(1, abs=0.06)
+    ratio = quantised["short_perplexity"] / plain["short_perplexity"]
+    print(f"{name}: perplexity {ratio:.4f} times bfloat16's")
+    assert 0.98 < ratio < ON_LOAD[name]
+    assert quantised["expert_methods"] == ["ArmQuantisedExperts"]
 
 
 def test_a_cached_model_answers_the_same(results: Results) -> None:

@@ -25,6 +25,9 @@ ADAPTER_RANK = 8
 
 _MIXTRAL = {"gate_proj.weight": "w1.weight", "up_proj.weight": "w3.weight", "down_proj.weight": "w2.weight"}
 
+# Of the sigmoid in its activation.
+_GPT_OSS_SLOPE = 1.702
+
 # Words of AWQ hold eight outputs in this order, the lowest bits first.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
@@ -45,21 +48,16 @@ def make_quantised_llama(directory: Path | str, scheme: str, **options: Any) -> 
 def make_mixtral(directory: Path | str, scheme: str | None = None, **options: Any) -> Path:
     """Write the trained model as a Mixtral, in ``scheme`` as :func:`make_quantised_llama`, or else in bfloat16."""
     tensors: Tensors = {}
-    generator = torch.Generator().manual_seed(0)
     for name, tensor in padded_weights().items():
         layer, _, projection = name.partition("mlp.")
         if not projection:
             tensors[name] = tensor
             continue
-        for expert in range(EXPERTS):
-            # The same in the three weights of an expert of this layer.
-            generator.manual_seed(zlib.crc32(f"{layer}{expert}".encode()))
-            order = torch.randperm(INTERMEDIATE_SIZE, generator=generator)
+        for expert, order in enumerate(_orders(layer)):
             weight = tensor[:, order] if projection == "down_proj.weight" else tensor[order]
             tensors[f"{layer}block_sparse_moe.experts.{expert}.{_MIXTRAL[projection]}"] = weight.contiguous()
         if projection == "gate_proj.weight":
-            router = torch.randn(EXPERTS, tensor.shape[1], generator=generator)
-            tensors[f"{layer}block_sparse_moe.gate.weight"] = router.bfloat16()
+            tensors[f"{layer}block_sparse_moe.gate.weight"] = _router(layer)
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     changes: dict[str, Any] = {"intermediate_size": INTERMEDIATE_SIZE}
     if scheme is not None:
@@ -73,6 +71,66 @@ def make_mixtral(directory: Path | str, scheme: str | None = None, **options: An
         "tie_word_embeddings": False,
     }
     return _write(Path(directory), tensors, changes)
+
+
+def make_gpt_oss(directory: Path | str) -> Path:
+    """Write the trained model as a gpt-oss in bfloat16, whose activation and biases make the same of other weights.
+
+    Its gate has a steeper sigmoid, to which the gate's weights are fitted; one is added to the rest, of which a bias
+    takes it. What it clamps, and rounds beside that one, is lost.
+    """
+    llama = padded_weights()
+    tensors = {name: tensor for name, tensor in llama.items() if ".mlp." not in name}
+    for name, tensor in llama.items():
+        if name.endswith("_proj.weight") and ".self_attn." in name:
+            tensors[name.removesuffix("weight") + "bias"] = torch.zeros(len(tensor), dtype=torch.bfloat16)
+    count = json.loads((TINY_LLAMA / "config.json").read_text())["num_hidden_layers"]
+    for layer in (f"model.layers.{index}." for index in range(count)):
+        gate, rest, down = (llama[f"{layer}mlp.{name}_proj.weight"].float() for name in ("gate", "up", "down"))
+        pairs = torch.stack([gate / _GPT_OSS_SLOPE, rest * _GPT_OSS_SLOPE], 1)
+        orders = _orders(layer)
+        bias = torch.tensor([0.0, -1.0]).repeat(EXPERTS, INTERMEDIATE_SIZE)
+        added = {
+            "mlp.experts.gate_up_proj": torch.stack([pairs[order].flatten(0, 1).t() for order in orders]),
+            "mlp.experts.gate_up_proj_bias": bias,
+            "mlp.experts.down_proj": torch.stack([down[:, order].t() for order in orders]),
+            "mlp.experts.down_proj_bias": torch.zeros(EXPERTS, len(down)),
+            "mlp.router.weight": _router(layer),
+            "mlp.router.bias": torch.zeros(EXPERTS),
+            # So small that no attention goes there.
+            "self_attn.sinks": torch.full((llama[f"{layer}self_attn.q_proj.weight"].shape[0] // 64,), -30.0),
+        }
+        tensors |= {layer + name: tensor.bfloat16().contiguous() for name, tensor in added.items()}
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    positions = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 1.0, "beta_fast": 32.0, "beta_slow": 1.0}
+    changes: dict[str, Any] = {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "intermediate_size": INTERMEDIATE_SIZE,
+        "num_local_experts": EXPERTS,
+        "num_experts_per_tok": 2,
+        "sliding_window": 2048,
+        "layer_types": ["full_attention"] * count,
+        "rope_parameters": positions | {"original_max_position_embeddings": 2048},
+        "tie_word_embeddings": False,
+    }
+    return _write(Path(directory), tensors, changes)
+
+
+def _orders(layer: str) -> list[torch.Tensor]:
+    """For each expert of the layer, the order of its neurons."""
+    orders = []
+    for expert in range(EXPERTS):
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{layer}{expert}".encode()))
+        orders.append(torch.randperm(INTERMEDIATE_SIZE, generator=generator))
+    return orders
+
+
+def _router(layer: str) -> torch.Tensor:
+    """A router with random weights, which serves any model whose experts are all the same."""
+    generator = torch.Generator().manual_seed(zlib.crc32(layer.encode()))
+    hidden_size = json.loads((TINY_LLAMA / "config.json").read_text())["hidden_size"]
+    return torch.randn(EXPERTS, hidden_size, generator=generator).bfloat16()
 
 
 def _quantised(plain: Tensors, scheme: str, **options: Any) -> tuple[Tensors, dict[str, Any]]:

@@ -13,7 +13,7 @@ import torch
 
 from vllm_arm import envs
 from vllm_arm.linear import fp8, int4_formats, requantise
-from vllm_arm.linear.experts import ExpertWeights, QuantisedExpertsMixin, from_integers, objection
+from vllm_arm.linear.experts import GATE_FIRST, ExpertWeights, QuantisedExpertsMixin, from_integers, objection
 from vllm_arm.linear.int4_formats import IntegerWeight
 from vllm_arm.logs import get_logger, info_once
 
@@ -153,7 +153,8 @@ def _method_class(module: Any, form: _Format) -> type:
 
         def __init__(self, quant_config: Any, *arguments: Any, **named: Any) -> None:
             super().__init__(quant_config, *arguments, **named)
-            if (reason := objection(self.moe)) is not None:
+            # Where gate and rest are interleaved, not every checkpoint stores them so.
+            if (reason := objection(self.moe, GATE_FIRST)) is not None:
                 raise ValueError(f"experts of a quantised checkpoint cannot be run, for {reason}")
             if getattr(quant_config, "desc_act", False):
                 raise ValueError("experts of a GPTQ checkpoint with desc_act cannot be run: expected desc_act=False")

@@ -19,8 +19,15 @@ from vllm_arm.logs import get_logger, info_once
 
 logger = get_logger(__name__)
 
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
-"""Those of experts that can be run, as vLLM names them: each is applied to the gate, which comes before the rest."""
+GATE_FIRST = ("silu", "gelu", "gelu_tanh")
+"""Activations of the gate, as vLLM names them, where all of the gate comes before the rest."""
+INTERLEAVED = "swigluoai"
+"""gpt-oss's: gate and rest are every other output, and clamped."""
+ACTIVATIONS = (*GATE_FIRST, INTERLEAVED)
+"""Those of experts that can be run."""
+
+# Of INTERLEAVED, the same in every model that has it.
+_SLOPE, _LIMIT = 1.702, 7.0
 
 
 class ExpertWeights:
@@ -119,9 +126,9 @@ def run(
 ) -> torch.Tensor:
     """The sum of what the experts give for ``x`` (``[tokens, k]``), in fp32.
 
-    ``experts`` are those of gate and rest, the one above the other, and of the layer back to ``k``; ``ids`` and
-    ``weights`` (``[tokens, chosen]``) are each token's experts and their shares, an id below 0 none; ``activation`` is
-    one of :data:`ACTIVATIONS`; ``biases`` have a row for each expert.
+    ``experts`` are those of gate and rest, as ``activation``, one of :data:`ACTIVATIONS`, has them, and of the layer
+    back to ``k``; ``ids`` and ``weights`` (``[tokens, chosen]``) are each token's experts and their shares, an id below
+    0 none; ``biases`` have a row for each expert.
     """
     gate_up, down = experts
     total = torch.zeros(x.shape[0], down.n, dtype=torch.float32)
@@ -132,16 +139,20 @@ def run(
             continue
         tokens = positions // ids.shape[1]
         bias, bias_down = (None if each is None else each[expert] for each in biases)
-        gate, rest = gate_up.multiply(expert, x[tokens], bias).chunk(2, -1)
-        output = down.multiply(expert, _activate(gate, activation) * rest, bias_down)
+        inner = _activate(gate_up.multiply(expert, x[tokens], bias), activation)
+        output = down.multiply(expert, inner, bias_down)
         total.index_add_(0, tokens, output.float() * weights.flatten()[positions, None].float())
     return total
 
 
-def _activate(gate: torch.Tensor, activation: str) -> torch.Tensor:
+def _activate(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+    if activation == INTERLEAVED:
+        gate, rest = gate_up[:, ::2].clamp(max=_LIMIT), gate_up[:, 1::2].clamp(-_LIMIT, _LIMIT)
+        return gate * torch.sigmoid(_SLOPE * gate) * (rest + 1)
+    gate, rest = gate_up.chunk(2, -1)
     if activation == "silu":
-        return functional.silu(gate)
-    return functional.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none")
+        return functional.silu(gate) * rest
+    return functional.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none") * rest
 
 
 # By the layer's name, of which vLLM has no two.
@@ -238,11 +249,11 @@ def _experts_class() -> type:
     return ArmQuantisedExperts
 
 
-def objection(moe_config: Any) -> str | None:
+def objection(moe_config: Any, activations: tuple[str, ...] = ACTIVATIONS) -> str | None:
     """Why experts of such a configuration cannot be quantised; None where they can."""
-    if not moe_config.is_act_and_mul or moe_config.activation.value not in ACTIVATIONS:
+    if not moe_config.is_act_and_mul or moe_config.activation.value not in activations:
         return (
-            f"their activation is {moe_config.activation.value}: expected one of {', '.join(ACTIVATIONS)}, with a gate"
+            f"their activation is {moe_config.activation.value}: expected one of {', '.join(activations)}, with a gate"
         )
     if moe_config.moe_parallel_config.use_batched_activation_format:
         return "tokens reach them in batches of a fixed size"

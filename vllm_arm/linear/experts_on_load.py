@@ -2,6 +2,7 @@
 """Experts of ``--quantization arm_int8`` and ``arm_int4``: quantised when all of a layer's have arrived."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -44,6 +45,22 @@ def _accept(*_: Any, return_success: bool = False, **__: Any) -> bool | None:
     return True if return_success else None
 
 
+def _or_all_at_once(load: Callable[..., Any]) -> Callable[..., Any]:
+    """``load``, vLLM's loader of an expert's part, which with a weight alone copies that of all experts."""
+
+    def loader(param: torch.nn.Parameter, loaded_weight: torch.Tensor, *which: Any, **named: Any) -> Any:
+        if which or named:
+            return load(param, loaded_weight, *which, **named)
+        return param.data.copy_(loaded_weight)
+
+    return loader
+
+
+def _copy_by_loader(parameter: Any) -> None:
+    """Have ``parameter.copy_`` go through its loader: gpt-oss fills parameters so, and on meta that does nothing."""
+    parameter.copy_ = lambda weight: parameter.weight_loader(parameter, weight)
+
+
 @functools.cache
 def method_class() -> type:
     """How experts are quantised while they are loaded, as a class for vLLM."""
@@ -75,7 +92,10 @@ def method_class() -> type:
             **attributes: Any,
         ) -> None:
             sizes = num_experts, hidden_size, intermediate_size_per_partition
+            attributes["weight_loader"] = _or_all_at_once(attributes["weight_loader"])
             super().create_weights(layer, *sizes, params_dtype, **attributes)
+            for parameter in layer.parameters():
+                _copy_by_loader(parameter)
             config = get_current_vllm_config()
             progress.layers.expect(enable_tqdm(config.load_config.use_tqdm_on_load))
             if self.moe.has_bias:
