@@ -17,7 +17,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.quality import report
+from benchmarks.quality import held_out_task, report
 from benchmarks.quality import settings as setting_table
 from benchmarks.quality.settings import BASELINE, Questions, Setting
 from benchmarks.serving import child, host
@@ -46,7 +46,15 @@ _positive = click.IntRange(min=1)
 @click.option(
     "--text", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Of its own, for perplexity."
 )
-@click.option("--tasks", help="Of lm-eval, by comma; needs lm-eval, and its data sets on this machine or a network.")
+@click.option(
+    "--tasks",
+    help=f"Of lm-eval, by comma; needs lm-eval, and for all but {held_out_task.NAME} data sets or a network.",
+)
+@click.option(
+    "--task-folder",
+    type=click.Path(path_type=Path, exists=True, file_okay=False, resolve_path=True),
+    help="With tasks of your own, as lm-eval's --include_path takes it.",
+)
 @click.option("--limit", type=_positive, help="Examples of each task.")
 @click.option("--output", type=click.Path(path_type=Path, file_okay=False), default=DEFAULT_OUTPUT, show_default=True)
 @click.option("--timeout", type=float, default=3600, show_default=True, help="Seconds for one process.")
@@ -62,6 +70,7 @@ def main(
     tokens: int,
     text: Path | None,
     tasks: str | None,
+    task_folder: Path | None,
     limit: int | None,
     output: Path,
     timeout: float,
@@ -79,8 +88,11 @@ def main(
         raise click.UsageError(str(error)) from None
     if tasks is not None and importlib.util.find_spec("lm_eval") is None:
         raise click.UsageError("--tasks: lm-eval is not installed: pip install lm-eval")
+    if task_folder is not None and tasks is None:
+        raise click.UsageError("--task-folder: expected --tasks to name some of its tasks")
     wanted = () if tasks is None else tuple(filter(None, tasks.split(",")))
-    questions = Questions(windows, length, prompts, min(prompt_tokens, length), tokens, text, wanted, limit)
+    continued = min(prompt_tokens, length)
+    questions = Questions(windows, length, prompts, continued, tokens, text, wanted, limit, task_folder)
     runner = _Runner(model, questions, engine_arguments, output, timeout)
     answers: dict[str, dict[str, Any]] = {}
     errors: dict[str, str] = {}

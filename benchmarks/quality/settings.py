@@ -50,8 +50,8 @@ class Questions:
     """What every setting is asked about ``windows`` pieces of held-out text of ``length`` tokens.
 
     It continues the first ``prompt_tokens`` of ``prompts`` of them by ``tokens``. ``text`` is a file to take the pieces
-    from, None for what the model of the tests has not seen; ``tasks`` are those of lm-eval, ``limit`` its examples of
-    each.
+    from, None for what the model of the tests has not seen; ``tasks`` are those of lm-eval and of
+    ``task_folder``, ``limit`` the examples of each.
     """
 
     windows: int
@@ -62,7 +62,12 @@ class Questions:
     text: Path | None = None
     tasks: tuple[str, ...] = ()
     limit: int | None = None
+    task_folder: Path | None = None
 
     def describe(self) -> dict[str, Any]:
         """As JSON."""
-        return {**asdict(self), "text": None if self.text is None else str(self.text), "tasks": list(self.tasks)}
+        paths = {name: None if path is None else str(path) for name, path in self._paths().items()}
+        return {**asdict(self), **paths, "tasks": list(self.tasks)}
+
+    def _paths(self) -> dict[str, Path | None]:
+        return {"text": self.text, "task_folder": self.task_folder}

@@ -6,14 +6,18 @@
 
 import dataclasses
 import functools
+import importlib.metadata
 import json
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.quality import held_out_task
 from benchmarks.serving.worker import RequestsDone, announce, engine_arguments
 from tests.models.perplexity import held_out_token_windows, perplexity_from_logprobs
+from vllm_arm import compat
 
 
 def windows_of(tokenizer: Any, questions: dict[str, Any]) -> list[list[int]]:
@@ -68,9 +72,30 @@ def ask(spec: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def task_folders(questions: dict[str, Any], folder: Path) -> list[str]:
+    """Where lm-eval looks for tasks besides its own; our own is written to ``folder``, if it is asked for."""
+    given = [] if questions["task_folder"] is None else [questions["task_folder"]]
+    if held_out_task.NAME not in questions["tasks"]:
+        return given
+    held_out_task.write(folder)
+    return [str(folder), *given]
+
+
+def answer_for_vllm() -> None:
+    """lm-eval asks for the version of a distribution named ``vllm``; where another one has the package, give that's."""
+    known = importlib.metadata.version
+
+    def version(distribution_name: str) -> str:
+        return str(compat.vllm_version()) if distribution_name == "vllm" else known(distribution_name)
+
+    importlib.metadata.version = version
+
+
 def evaluate(spec: dict[str, Any]) -> dict[str, float]:
     """The scores of lm-eval's tasks, each its first metric."""
+    answer_for_vllm()
     from lm_eval import simple_evaluate  # type: ignore[import-not-found, unused-ignore]
+    from lm_eval.tasks import TaskManager  # type: ignore[import-not-found, unused-ignore]
     from vllm.engine.arg_utils import EngineArgs
 
     announce("lm-eval")
@@ -82,13 +107,15 @@ def evaluate(spec: dict[str, Any]) -> dict[str, float]:
         if getattr(chosen, field.name) != getattr(usual, field.name)
     }
     questions = spec["questions"]
-    found = simple_evaluate(
-        model="vllm",
-        model_args={"pretrained": chosen.model, **changed},
-        tasks=questions["tasks"],
-        limit=questions["limit"],
-        bootstrap_iters=0,
-    )
+    with tempfile.TemporaryDirectory(prefix="tasks-") as folder:
+        found = simple_evaluate(
+            model="vllm",
+            model_args={"pretrained": chosen.model, **changed},
+            tasks=questions["tasks"],
+            task_manager=TaskManager(include_path=task_folders(questions, Path(folder))),
+            limit=questions["limit"],
+            bootstrap_iters=0,
+        )
     scores = {}
     for task, metrics in found["results"].items():
         name = next(name for name, value in metrics.items() if isinstance(value, float) and "stderr" not in name)

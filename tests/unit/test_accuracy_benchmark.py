@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The accuracy benchmark, with the processes that hold models replaced."""
 
+import importlib.metadata
+import importlib.util
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +12,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from benchmarks import accuracy
-from benchmarks.quality import report, settings, worker
+from benchmarks.quality import held_out_task, report, settings, worker
 from benchmarks.quality.settings import Setting
 from benchmarks.serving import child
+from tests.integration.serving import FORCED, TRAINED_MODEL
+from tests.models.corpus import load_corpus
+from vllm_arm import compat
 
 
 @pytest.fixture
@@ -90,6 +95,64 @@ def test_tasks_of_lm_eval(model: Path, processes: Processes, monkeypatch: pytest
     assert [spec["evaluate"] for spec in processes.specifications] == [False, True] * 2
     assert processes.specifications[1]["questions"]["limit"] == 10
     assert "0.4800 (96.0 %)" in result.output
+
+
+def test_tasks_of_the_users_own(model: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accuracy.importlib.util, "find_spec", lambda _: object())
+    folder = model.parent / "tasks"
+    result = run(model, "--task-folder", str(folder), "--tasks", "mine")
+    assert result.exit_code == 2
+    assert "does not exist" in result.output
+    folder.mkdir()
+    result = run(model, "--task-folder", str(folder))
+    assert result.exit_code == 2
+    assert "--task-folder: expected --tasks to name some of its tasks" in result.output
+    result = run(model, "--settings", "arm_int8", "--task-folder", str(folder), "--tasks", "mine")
+    assert result.exit_code == 0, result.output
+    questions = processes.specifications[1]["questions"]
+    assert questions["task_folder"] == str(folder)
+    assert worker.task_folders(questions, model) == [str(folder)]
+    assert not list(model.glob("*.yaml"))
+
+
+def test_the_task_that_needs_no_download(tmp_path: Path) -> None:
+    questions = {"tasks": ["arc", held_out_task.NAME], "task_folder": None}
+    assert worker.task_folders(questions, tmp_path) == [str(tmp_path)]
+    description = json.loads((tmp_path / f"{held_out_task.NAME}.yaml").read_text())
+    data = Path(description["dataset_kwargs"]["data_files"]["test"])
+    examples = [json.loads(line) for line in data.read_text().splitlines()]
+    assert len(examples) > 200
+    assert examples == list(held_out_task.examples())
+    for example in examples:
+        assert len(set(example["choices"])) == held_out_task.CHOICES
+    answers = [example["answer"] for example in examples]
+    assert all(answers.count(place) > len(answers) / 8 for place in range(held_out_task.CHOICES))
+    sources = [module.source for module in load_corpus().held_out]
+    for example in examples[::20]:
+        right = example["context"] + example["choices"][example["answer"]]
+        assert any(right in source for source in sources)
+
+
+def test_the_version_of_vllm_is_answered_whatever_brought_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", importlib.metadata.version)
+    worker.answer_for_vllm()
+    assert importlib.metadata.version("vllm") == str(compat.vllm_version())
+    assert importlib.metadata.version("pytest") == pytest.__version__
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="lm-eval is not installed")
+def test_lm_eval_itself(tmp_path: Path) -> None:
+    options = ("--tasks", held_out_task.NAME, "--limit", "40", "--settings", "arm_int8", "--windows", "2")
+    arguments = ("--prompts", "2", "--tokens", "4", "--", "--enforce-eager", "--max-model-len", "1024")
+    output = tmp_path / "out"
+    model = ["--model", str(TRAINED_MODEL), "--output", str(output)]
+    result = CliRunner(env=FORCED).invoke(accuracy.main, [*model, *options, *arguments])
+    assert result.exit_code == 0, result.output
+    figures = json.loads((output / f"{TRAINED_MODEL.name}.json").read_text())["figures"]
+    plain, quantised = (figures[name]["scores"]["held_out_lines acc_norm"] for name in ("bfloat16", "arm_int8"))
+    assert 0 < plain["score"] < 1
+    assert quantised["ratio"] == pytest.approx(quantised["score"] / plain["score"])
 
 
 def test_a_setting_that_fails_is_shown_and_the_others_stay(model: Path, processes: Processes) -> None:
