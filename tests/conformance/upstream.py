@@ -45,7 +45,7 @@ def run(test: str, plugin: str, folder: Path, **environment: str) -> Report:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junit-xml={report}", "."],
         cwd=folder,
-        env={**os.environ, "VLLM_ARM_FORCE": "1", **environment},
+        env=os.environ | {"VLLM_ARM_FORCE": "1"} | environment,
         capture_output=True,
         text=True,
         check=False,
