@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Becomes the ``conftest.py`` beside vLLM's ``test_cpu_wna16.py``: gives it models of ours.
+"""Becomes the ``conftest.py`` beside vLLM's ``test_cpu_wna16.py`` and ``test_cpu_w8a8.py``: gives them models of ours.
 
 It runs in a folder of its own, so it imports nothing of this project's tests. VLLM_ARM_CONFORMANCE_MODELS are the
 folders of the models, by comma. Each is served in a process of its own: vLLM leaves too much behind for two in one.

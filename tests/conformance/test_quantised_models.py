@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's own tests of quantised models on CPUs, run on small models in the same formats and on our layers.
 
-Of the formats of vLLM's list, MXFP4 is left out, for which we have no op, and AutoRound.
+Of the formats of vLLM's list, MXFP4 is left out: we have no op for it.
 """
 
 import os
@@ -40,11 +40,17 @@ WEIGHTS_ALONE = {
     "awq": Model(make_quantised_llama, "awq", {}, "linear_int4"),
     "gptq": Model(make_quantised_llama, "gptq", {}, "linear_int4"),
     "w4a16-zero-points": Model(make_quantised_llama, "packed", {"symmetric": False}, "linear_int4"),
+    "auto-round": Model(make_quantised_llama, "auto_round", {}, "linear_int4"),
     "fp8-blocks": Model(make_quantised_llama, "fp8_plain", {"blocks": True}, INT8),
     "experts-fp8-blocks": Model.of_experts("fp8_plain", blocks=True),
     "experts-awq": Model.of_experts("awq"),
     "experts-gptq": Model.of_experts("gptq"),
     "experts-w4a16": Model.of_experts("packed"),
+}
+WEIGHTS_AND_ACTIVATIONS = {
+    "experts-w8a8": Model.of_experts("integers"),
+    "w8a8": Model(make_quantised_llama, "integers", {}, INT8),
+    "w4a8": Model(make_quantised_llama, "integers", {"bits": 4, "group_size": 32}, "linear_int4"),
 }
 
 
@@ -75,3 +81,8 @@ def test_weights_alone(tmp_path: Path) -> None:
     report = run("tests/quantization/test_cpu_wna16.py", WEIGHTS_ALONE, tmp_path)
     assert report.skipped == ["PowerPC-only test"]
     assert report.counts["linear_int4"] == 2
+
+
+def test_weights_and_activations(tmp_path: Path) -> None:
+    report = run("tests/quantization/test_cpu_w8a8.py", WEIGHTS_AND_ACTIVATIONS, tmp_path)
+    assert not report.skipped

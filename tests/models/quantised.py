@@ -275,6 +275,15 @@ def gptq(symmetric: bool = True, group_size: int = GROUP_SIZE) -> tuple[Quantise
     return quantise, config | {"checkpoint_format": "gptq"}
 
 
+def auto_round() -> tuple[Quantise, dict[str, Any]]:
+    """Intel's AutoRound, which stores what GPTQ does."""
+    quantise, config = gptq()
+    return quantise, {
+        **{name: config[name] for name in ("bits", "group_size", "sym")},
+        **{"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "data_type": "int"},
+    }
+
+
 def packed(
     bits: int = 4, symmetric: bool = True, group_size: int | None = GROUP_SIZE, activations: bool = False
 ) -> tuple[Quantise, dict[str, Any]]:
@@ -359,5 +368,5 @@ def _compressed(form: str, weights: dict[str, Any], activations: dict[str, Any] 
 
 
 SCHEMES: dict[str, Callable[..., tuple[Quantise, dict[str, Any]]]] = {
-    function.__name__: function for function in (awq, gptq, packed, integers, fp8, fp8_plain)
+    function.__name__: function for function in (awq, gptq, auto_round, packed, integers, fp8, fp8_plain)
 }
