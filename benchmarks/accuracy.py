@@ -152,6 +152,8 @@ class _Runner:
         environment = {"PYTHONPATH": os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))}
         if not host.is_arm():
             environment["VLLM_ARM_FORCE"] = "1"
+            # Or attention were vLLM's, which takes an int8 KV cache there and computes nonsense.
+            environment["VLLM_ARM_ISA"] = os.environ.get("VLLM_ARM_ISA", "portable")
         with tempfile.TemporaryDirectory(prefix="accuracy-") as directory:
             specification, result = Path(directory) / "specification.json", Path(directory) / "result.json"
             content = {"arguments": arguments, "questions": self.questions.describe(), "evaluate": evaluate}

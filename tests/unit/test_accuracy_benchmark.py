@@ -40,11 +40,13 @@ class Processes:
 
     def __init__(self) -> None:
         self.specifications: list[dict[str, Any]] = []
+        self.environments: list[dict[str, str]] = []
         self.fails: set[str] = set()
 
     def __call__(self, command: list[str], environment: dict[str, str], log: Path, *_: Any) -> None:
         spec = json.loads(Path(command[-1]).read_text())
         self.specifications.append(spec)
+        self.environments.append(environment)
         name = log.stem.removeprefix("a-model-").removesuffix("-tasks")
         if name in self.fails:
             raise child.ChildError("exit code 1: ValueError: no")
@@ -165,6 +167,18 @@ def test_a_setting_that_fails_is_shown_and_the_others_stay(model: Path, processe
     result = run(model)
     assert result.exit_code == 1
     assert "bfloat16: exit code 1" in result.output
+
+
+@pytest.mark.parametrize(("chosen", "expected"), [(None, "portable"), ("sve", "sve")])
+def test_attention_is_ours_off_arm(
+    model: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch, chosen: str | None, expected: str
+) -> None:
+    monkeypatch.setattr(accuracy.host, "is_arm", lambda: False)
+    monkeypatch.delenv("VLLM_ARM_ISA", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("VLLM_ARM_ISA", chosen)
+    assert run(model, "--settings", "arm_int8").exit_code == 0
+    assert [environment["VLLM_ARM_ISA"] for environment in processes.environments] == [expected] * 2
 
 
 def test_settings_of_the_users_own() -> None:
