@@ -121,10 +121,12 @@ def test_blocks_of_fp8_that_the_weight_does_not_fill(shape: tuple[int, int]) -> 
 
 
 def test_what_cannot_be_quantised_is_said() -> None:
-    def config(activation: str, batched: bool = False, gated: bool = True) -> Any:
+    def config(activation: str, batched: bool = False, gated: bool = True, limit: float | None = None) -> Any:
         parallel = SimpleNamespace(use_batched_activation_format=batched)
         activation_of = SimpleNamespace(value=activation)
-        return SimpleNamespace(is_act_and_mul=gated, activation=activation_of, moe_parallel_config=parallel)
+        return SimpleNamespace(
+            is_act_and_mul=gated, activation=activation_of, moe_parallel_config=parallel, swiglu_limit=limit
+        )
 
     assert experts.objection(config("silu")) is None
     assert experts.objection(config("swigluoai")) is None
@@ -133,6 +135,8 @@ def test_what_cannot_be_quantised_is_said() -> None:
     )
     assert experts.objection(config("silu", gated=False)) is not None
     assert "batches of a fixed size" in str(experts.objection(config("silu", batched=True)))
+    assert "expected no swiglu_limit" in str(experts.objection(config("silu", limit=7.0)))
+    assert experts.objection(config("swigluoai", limit=7.0)) is None
 
 
 @pytest.mark.usefixtures("patched_vllm")
@@ -158,6 +162,7 @@ def test_checkpoints_that_would_be_wrong_are_refused(
     moe = SimpleNamespace(
         is_act_and_mul=True,
         activation=SimpleNamespace(value=activation),
+        swiglu_limit=None,
         moe_parallel_config=SimpleNamespace(use_batched_activation_format=False),
         hidden_dim=256,
         intermediate_size_per_partition=intermediate,

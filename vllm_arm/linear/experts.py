@@ -255,6 +255,8 @@ def objection(moe_config: Any, activations: tuple[str, ...] = ACTIVATIONS) -> st
         return (
             f"their activation is {moe_config.activation.value}: expected one of {', '.join(activations)}, with a gate"
         )
+    if moe_config.swiglu_limit is not None and moe_config.activation.value in GATE_FIRST:
+        return f"they limit gate and rest to {moe_config.swiglu_limit}: expected no swiglu_limit"
     if moe_config.moe_parallel_config.use_batched_activation_format:
         return "tokens reach them in batches of a fixed size"
     return None
