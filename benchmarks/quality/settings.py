@@ -66,8 +66,5 @@ class Questions:
 
     def describe(self) -> dict[str, Any]:
         """As JSON."""
-        paths = {name: None if path is None else str(path) for name, path in self._paths().items()}
-        return {**asdict(self), **paths, "tasks": list(self.tasks)}
-
-    def _paths(self) -> dict[str, Path | None]:
-        return {"text": self.text, "task_folder": self.task_folder}
+        values = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
+        return values | {"tasks": list(self.tasks)}

@@ -25,7 +25,7 @@ std::byte two_codes(int low, int high) {
 
 void pack_int4(const Int4Shape& shape, const std::int8_t* codes, const float* scales, const std::int8_t* zero_points,
                std::byte* packed, std::int64_t panel_begin, std::int64_t panel_end) {
-  const std::int64_t groups = shape.groups(), apart = shape.inputs_apart();
+  const std::int64_t groups = shape.groups(), apart = Int4Shape::inputs_apart(shape.has_groups());
   const int offset = shape.has_groups() ? 0 : 8;
   for (std::int64_t panel = panel_begin; panel < panel_end; ++panel) {
     std::byte* destination = packed + panel * shape.panel_bytes();

@@ -44,7 +44,7 @@ class Int4Shape {
   constexpr std::int64_t groups() const { return groups_; }
   std::int64_t panels() const { return (n + kInt4PanelRows - 1) / kInt4PanelRows; }
   // How far apart the inputs of a byte are.
-  std::int64_t inputs_apart() const { return has_groups() ? kInt4Block / 2 : kInt4Block / 4; }
+  static constexpr std::int64_t inputs_apart(bool has_groups) { return has_groups ? kInt4Block / 2 : kInt4Block / 4; }
   // Of the codes of a group of a panel.
   std::int64_t code_bytes() const { return kInt4PanelRows * group_size / 2; }
   // Of a group of a panel: its codes and, where each group has its own, the scales.

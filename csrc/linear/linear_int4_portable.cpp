@@ -34,7 +34,7 @@ struct UnpackedBlock {
   std::int16_t codes[kInt4PanelRows][kInt4Block];
 
   explicit UnpackedBlock(const std::byte* packed) {
-    constexpr std::int64_t kApart = kHasGroups ? kInt4Block / 2 : kInt4Block / 4;
+    constexpr std::int64_t kApart = Int4Shape::inputs_apart(kHasGroups);
     for (std::int64_t segment = 0; segment < 2; ++segment) {
       const std::int64_t first = segment * (kInt4Block / 2 - kApart + kInterleave);
       for (auto& row : codes) {
